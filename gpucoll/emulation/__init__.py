@@ -72,8 +72,8 @@ def install(gpus: int = 1, temper: str = "strict", seed: int = 0) -> None:
 def _put(gpus: int, temper: str, seed: int = 0) -> None:
     places = os.pathsep.join(filter(None, [str(FACES), os.environ.get("PYTHONPATH")]))
     os.environ |= {"STAND_IN_GPUS": str(gpus), "STAND_IN_SEED": str(seed), "STAND_IN_TEMPER": temper,
-                   "STAND_IN_PEERS": "1",
-                   "STAND_IN_RULES": "hostile" if temper == "strict" else "", "PYTHONPATH": places}
+                   "STAND_IN_PEERS": "1", "PYTHONPATH": places,
+                   "STAND_IN_RULES": "hostile" if temper == "strict" else ""}
     if str(FACES) not in sys.path:
         sys.path.insert(0, str(FACES))
 

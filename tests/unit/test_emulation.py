@@ -186,6 +186,19 @@ event.synchronize()
     assert (job.returncode, job.stderr) == (0, "")
 
 
+def test_the_work_of_a_gpu_runs_no_finalizer_of_the_program(emulate):
+    """A finalizer that waits for the GPU, run by the thread that does the GPU's work, would wait for itself."""
+    job = emulate("""
+import gc
+from cupy._machine import MACHINE
+told, queue = [], MACHINE.queue(0)
+MACHINE.submit(queue, lambda: lambda: told.append(gc.isenabled()) is None)
+cupy.cuda.Device().synchronize()
+assert told == [False] and gc.isenabled()
+""")
+    assert (job.returncode, job.stderr) == (0, "")
+
+
 def test_processes_of_mpi_have_cupys_nccl(mpiexec, emulated_kernels, tmp_path):
     program = tmp_path / "program.py"
     program.write_text("""

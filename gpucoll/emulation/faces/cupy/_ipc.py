@@ -3,7 +3,6 @@
 Rules of CUDA: a handle opens only in another process, a freed or exported pointer is the start of an allocation.
 """
 
-import bisect
 import collections
 import ctypes
 import mmap
@@ -99,7 +98,7 @@ def alloc_pinned_memory(size):
         _pinned[rounded].append(bytearray([GARBAGE]) * rounded)
     room = _pinned[rounded].pop()
     place = ctypes.addressof(ctypes.c_char.from_buffer(room)), rounded
-    bisect.insort(pinned, place)
+    pinned.append(place)
 
     def given_back(_):
         pinned.remove(place)

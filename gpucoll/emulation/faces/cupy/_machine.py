@@ -7,6 +7,7 @@ every call fails. Errors have CUDA's numbers.
 
 import collections
 import contextlib
+import gc
 import itertools
 import os
 import random
@@ -275,7 +276,8 @@ class Machine:
         """Advance all queues in random order, not always as far as possible; return the number of ended actions."""
         with self.news:
             busy = [queue for queue in self.queues if queue.work]
-        done, self.worker = 0, threading.get_ident()
+        done, self.worker, collects = 0, threading.get_ident(), gc.isenabled()
+        gc.disable()  # a finalizer may wait for the GPU: here it would wait for itself
         try:
             for queue in self.order.sample(busy, len(busy)):
                 # Unequal progress shows programs relying on an order without events.
@@ -284,6 +286,7 @@ class Machine:
             self.fail(error)
         finally:
             self.worker = None
+            gc.enable() if collects else None
         if done:
             with self.news:
                 # As in CUDA, a destroyed stream first completes all work.

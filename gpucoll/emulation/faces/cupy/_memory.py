@@ -31,7 +31,7 @@ variables = set()  # addresses of `__constant__` and `__device__` variables of m
 # Reentrant: a finalizer may free memory on a thread holding the lock.
 _lock = threading.RLock()
 _starts, _chunks = [], []  # sorted by address, for bisection
-pinned = []  # pinned memory of the host in use: pairs of address and bytes, sorted
+pinned = []  # pinned memory of the host in use: pairs of address and bytes
 foreign = []  # not empty: all other memory of the process is memory of each GPU, see torch_streams.py
 _free = collections.defaultdict(list)  # free chunks by (device, stream, size)
 
@@ -266,8 +266,7 @@ def copied(queue, dst, src, size):
 
 def is_pinned(address):
     """Return whether the address is of pinned memory of the host, by the rule `memory`."""
-    place = bisect.bisect(pinned, (address, float("inf"))) - 1
-    return place >= 0 and address < sum(pinned[place])
+    return any(start <= address < start + size for start, size in pinned)
 
 
 def _address(mem):

@@ -22,7 +22,6 @@ from .hostile import on
 
 INSIDE = (str(Path(__file__).parents[1]), str(Path(__file__).parents[3]), contextlib.__file__)
 KEPT = 32  # accesses of a chunk, of each kind
-FRESH = bytes([_memory.GARBAGE])
 UNWRITTEN = 4  # fewer bytes may have the value of unwritten memory by chance
 
 
@@ -105,7 +104,7 @@ def written(arrays):
     def check():
         for host, chunk in found:
             # Not all writes are known, so the bytes count: all are those of fresh memory.
-            if not chunk.is_written and chunk.live and not numpy.ascontiguousarray(host).tobytes().strip(FRESH):
+            if not chunk.is_written and chunk.live and not numpy.ascontiguousarray(host).tobytes().strip(b"\xc5"):
                 raise UsageError(f"{place} reads memory that nothing has written since its allocation at {chunk.made}",
                                  code="GC-EMULATION")
 
@@ -117,10 +116,10 @@ def _compare(chunk, mine, clock, is_write):
     for other in before:
         if other.low < mine.high and mine.low < other.high and other.queue is not mine.queue \
                 and clock.get(other.queue, 0) < other.count:
-            verb = "writes" if other in chunk.writes else "reads"
-            raise UsageError(f"{mine.line} {'writes' if is_write else 'reads'} memory that {other.line} {verb} on "
-                             "another stream, and no event orders them: the second stream must wait for the first "
-                             "(stream.wait_event), or the host (stream.synchronize)", code="GC-EMULATION")
+            raise UsageError(f"{mine.line} {'writes' if is_write else 'reads'} memory that {other.line} "
+                             f"{'writes' if other in chunk.writes else 'reads'} on another stream, and no event orders "
+                             "them: the second stream must wait for the first (stream.wait_event), or the host "
+                             "(stream.synchronize)", code="GC-EMULATION")
     kept = chunk.writes if is_write else chunk.reads
     kept[:] = [one for one in kept if not (mine.low <= one.low and one.high <= mine.high
                                            and (is_write or one.queue is mine.queue))][-KEPT:]
