@@ -150,6 +150,11 @@ REFUSED = {
     "cupy.RawModule(path=__file__)": "GC-EMULATION.*compiled GPU binary",
     "cupy.RawKernel('extern \"C\" __global__ void f(int x) {}', 'f')((1,), (1,), ())":
         "GC-EMULATION.*1 parameters, and is given 0",
+    "from cupyx import jit; jit.cub": r"\[GC-EMULATION\] cupyx\.jit\.cub has no counterpart on the host",
+    "cupy.cuda.texture.TextureObject()":
+        r"\[GC-EMULATION\] cupy\.cuda\.texture\.TextureObject has no counterpart on the host",
+    "cupy.RawKernel('__global__ void f() { cooperative_groups::this_grid().sync(); }', 'f')((1,), (1,), ())":
+        r"\[GC-EMULATION\] this_grid has no counterpart on the host",
 }
 
 

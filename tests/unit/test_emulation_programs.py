@@ -181,21 +181,6 @@ if __name__ == "__main__":
     assert (job.returncode, job.stderr) == (0, "")
 
 
-NO_COUNTERPART = {
-    "from cupyx import jit; jit.cub": "cupyx.jit.cub",
-    "cupy.cuda.texture.TextureObject()": "cupy.cuda.texture.TextureObject",
-    "cupy.RawKernel('__global__ void f() { cooperative_groups::this_grid().sync(); }', 'f')((1,), (1,), ())":
-        "this_grid",
-}
-
-
-@pytest.mark.parametrize("line", NO_COUNTERPART)
-def test_what_has_no_counterpart_is_named(emulate, line):
-    job = emulate(line)
-    assert job.returncode == 1
-    assert f"[GC-EMULATION] {NO_COUNTERPART[line]} has no counterpart on the host" in job.stderr
-
-
 def test_the_page_has_the_counts_of_cupys_tests():
     page = (ROOT / "docs" / "guide" / "emulation.md").read_text()
     for path, counts in COUNTS.items():

@@ -209,13 +209,13 @@ def found_in(module, name, library="cupy"):
     if isinstance(value, type) and (value.__module__.startswith("scipy.") or value in (numpy.vectorize, numpy.poly1d)):
         return served(value)
     if name in ("mgrid", "ogrid", "r_", "c_"):
-        return Grid(value)
+        return IndexMaker(value)
     if isinstance(value, type) or not callable(value):
         return value
     return fact(value) if name in OF_DTYPES else generic(value)
 
 
-class Grid:
+class IndexMaker:
     """An object of NumPy that makes arrays from an index."""
 
     def __init__(self, given):

@@ -13,10 +13,10 @@ class Launch:
         self.comm, self.calls = comm, calls
 
     def __call__(self):
-        return Group(self.comm, self.calls)
+        return EnqueuedGroup(self.comm, self.calls)
 
 
-class Group:
+class EnqueuedGroup:
     """The calls of a group, an action of the machine. Groups of a family run in order, on any streams."""
 
     def __init__(self, comm, calls):
@@ -42,7 +42,7 @@ class Group:
         return not self.pending
 
 
-class Message:
+class EnqueuedMessage:
     def __init__(self, comm, sends, address, nbytes, kind, peer, stream):
         self.comm, self.sends, self.peer, self.kind, self.stream = comm, sends, peer, kind, stream
         place = comm._place(address, nbytes)
@@ -54,7 +54,7 @@ class Message:
         return [self.comm.wire.receive(self.target, self.kind, self.peer)]
 
 
-class Collective:
+class EnqueuedCollective:
     """A collective: every rank sends its input to all ranks, and `form` makes this rank's result of all inputs."""
 
     def __init__(self, comm, name, source, target, given, taken, kind, stream, form, reaches=()):

@@ -20,7 +20,7 @@ from .. import _memory, _windows, _wire
 from .._config import NcclConfig
 from .._connect import Connections, SharedResources, Truncated
 from .._machine import MACHINE, CUDARuntimeError, on_device
-from .._operations import Collective, Launch, Message
+from .._operations import EnqueuedCollective, EnqueuedMessage, Launch
 from .._order import touched
 from .._reductions import KINDS, PAIRS, reduced
 from ..hostile import capability, nccl_version, on, report
@@ -102,7 +102,7 @@ def _end_group():
 
 def _enqueue(comm, calls):
     """Enqueue the calls of a group, all under way together; a send to self needs a receive from self."""
-    itself = [call.sends for call in calls if isinstance(call, Message) and call.peer == comm.rank_id()]
+    itself = [call.sends for call in calls if isinstance(call, EnqueuedMessage) and call.peer == comm.rank_id()]
     if itself.count(True) != itself.count(False):
         _refuse(5, "Trying to send to self without a matching recv, or to receive without a send")
     queue, *others = queues = [*{comm._queue(call): None for call in calls}]
@@ -186,7 +186,7 @@ class NcclCommunicator:
         """Wait for peers in new directions, blocking the calling thread; only an abort ends the wait."""
         if not on("connect"):
             return
-        peers = [{call.peer for call in calls if isinstance(call, Message) and call.sends is sends}
+        peers = [{call.peer for call in calls if isinstance(call, EnqueuedMessage) and call.sends is sends}
                  for sends in (True, False)]
         for call in calls:
             for mine, others in zip(peers, getattr(call, "reaches", ()), strict=False):
@@ -195,7 +195,7 @@ class NcclCommunicator:
         messages = self.wire.put, lambda peer, tag: self.wire.take(peer, tag, self._not_aborted)
         try:
             self._connections.reach(*peers, collective, *messages)
-            if any(isinstance(call, Collective) and self._queue(call).capture for call in calls):
+            if any(isinstance(call, EnqueuedCollective) and self._queue(call).capture for call in calls):
                 self._connections.register(*messages)
         except Truncated as error:
             _refuse(3, str(error))
@@ -283,7 +283,7 @@ class NcclCommunicator:
 
     def _message(self, sends, address, count, datatype, peer, stream):
         with self._calling(datatype, peer=peer) as width:
-            _local.calls += (Message(self, sends, address, count * width, datatype, peer, stream),)
+            _local.calls += (EnqueuedMessage(self, sends, address, count * width, datatype, peer, stream),)
 
     def send(self, sendbuf, count, datatype, peer, stream):
         self._message(True, sendbuf, count, datatype, peer, stream)
@@ -294,8 +294,8 @@ class NcclCommunicator:
     def _collective(self, name, source, target, given, taken, datatype, stream, form, op=None, root=0,
                     reaches=()):
         with self._calling(datatype, op, root) as width:
-            _local.calls += (Collective(self, f"{name}{op or 0}{root}", source, target, given * width, taken * width,
-                                         datatype, stream, form, reaches),)
+            _local.calls += (EnqueuedCollective(self, f"{name}{op or 0}{root}", source, target, given * width,
+                                                taken * width, datatype, stream, form, reaches),)
 
     def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
         self._collective("allReduce", sendbuf, recvbuf, count, count, datatype, stream,
