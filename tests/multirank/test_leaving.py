@@ -325,16 +325,6 @@ def outlives(comm):
     return sums
 
 
-def outlives_on_mpi(mpi):
-    comm = gc.Communicator.from_mpi(mpi, timeout=seconds(60))
-    assert outlives(comm) == [0.0, 3.0, 6.0, 9.0]
-
-
-def test_a_part_outlives_the_whole(rank_pool):
-    assert gc.run_local(outlives, 3, timeout=seconds(60)) == [[0.0, 3.0, 6.0, 9.0]] * 3
-    rank_pool.run(outlives_on_mpi, 3, timeout=seconds(60))
-
-
 def closes_with_queued_calls(comm):
     """Rank 0 waits in `close` of the whole while calls of the part are queued; these end when the others make them."""
     part = comm.split(0)
@@ -350,14 +340,14 @@ def closes_with_queued_calls(comm):
     return sums or [work.wait()[0] for work in works]
 
 
-def queued_calls_on_mpi(mpi):
-    comm = gc.Communicator.from_mpi(mpi, timeout=seconds(60))
-    assert closes_with_queued_calls(comm) == [0.0, 3.0, 6.0, 9.0]
+def on_mpi(mpi, program):
+    assert program(gc.Communicator.from_mpi(mpi, timeout=seconds(60))) == [0.0, 3.0, 6.0, 9.0]
 
 
-def test_a_rank_with_queued_calls_of_a_part_has_not_left_it(rank_pool):
-    assert gc.run_local(closes_with_queued_calls, 3, timeout=seconds(60)) == [[0.0, 3.0, 6.0, 9.0]] * 3
-    rank_pool.run(queued_calls_on_mpi, 3, timeout=seconds(60))
+@pytest.mark.parametrize("program", [outlives, closes_with_queued_calls])
+def test_a_part_outlives_the_whole_and_ends_its_queued_calls(rank_pool, program):
+    assert gc.run_local(program, 3, timeout=seconds(60)) == [[0.0, 3.0, 6.0, 9.0]] * 3
+    rank_pool.run(on_mpi, 3, program, timeout=seconds(60))
 
 
 def meets(mpi):

@@ -139,19 +139,21 @@ def doubling_all_gather(size):
     file = File("allgather", size, size)
     for rank in range(size):
         file.move(rank, ("i", 0), rank, ("o", rank))
-    distance = 1
-    while distance < size:
+    return _doubled(file, size, "o")
+
+
+def _doubled(file, size, buffer):
+    for distance in [1 << power for power in range(size.bit_length() - 1)]:
         for rank in range(size):
             first = rank // distance * distance
-            file.move(rank, ("o", first), rank ^ distance, ("o", first), count=distance)
-        distance *= 2
+            file.move(rank, (buffer, first), rank ^ distance, (buffer, first), count=distance)
     return file
 
 
 def halving_doubling(size):
-    file, distance = File("allreduce", size, size, in_place=True), size // 2
+    file = File("allreduce", size, size, in_place=True)
     lows = [0] * size
-    while distance:
+    for distance in [size >> power for power in range(1, size.bit_length())]:
         moves = []
         for rank in range(size):
             other = rank ^ distance
@@ -160,14 +162,7 @@ def halving_doubling(size):
         for other, keeps, rank in moves:
             file.move(other, ("i", keeps), rank, ("i", keeps), count=distance, reduce=True)
             lows[rank] = keeps
-        distance //= 2
-    distance = 1
-    while distance < size:
-        for rank in range(size):
-            first = rank // distance * distance
-            file.move(rank, ("i", first), rank ^ distance, ("i", first), count=distance)
-        distance *= 2
-    return file
+    return _doubled(file, size, "i")
 
 
 def two_step_all_to_all(size):

@@ -204,6 +204,21 @@ assert told == [False] and gc.isenabled()
     assert (job.returncode, job.stderr) == (0, "")
 
 
+def test_a_barrier_without_mpi_lets_the_rank_that_answers_go_last(emulate):
+    """The process of rank 0 may end as soon as it has passed the barrier, and the others still need its answer."""
+    job = emulate("""
+from types import SimpleNamespace
+from cupyx.distributed import _serve
+class Client:
+    def __init__(self, *asked):
+        self.recv, self.send = lambda: asked, lambda answer: passed.append(asked[1])
+passed, asking = [], iter([Client("barrier", rank) for rank in (1, 0, 2)] + [Client("stop", 0)])
+_serve(SimpleNamespace(accept=asking.__next__, close=int), 3, 7)
+assert passed == [2, 1, 0, 0], passed
+""")
+    assert (job.returncode, job.stderr) == (0, "")
+
+
 def test_processes_of_mpi_have_cupys_nccl(mpiexec, emulated_kernels, tmp_path):
     program = tmp_path / "program.py"
     program.write_text("""

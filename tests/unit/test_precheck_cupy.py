@@ -1,5 +1,6 @@
 """`gpucoll precheck` for programs of CuPy: arrays and streams without a GPU, results like CuPy's, faults by place."""
 
+import importlib
 import sys
 
 import pytest
@@ -73,6 +74,10 @@ FAULTS = {
 
 @pytest.fixture
 def found(tmp_path):
+    # The device code of this process has used the GPU of its NumPy arrays: a program's CuPy stays apart.
+    importlib.import_module("gpucoll.emulation.host_arrays")
+    importlib.import_module("gpucoll.device.cuda")
+
     def run(text):
         path = tmp_path / "program.py"
         path.write_text(BEGIN + text)

@@ -20,23 +20,23 @@ OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3}
 
 def _serve(listener, size, unique_id):
     """Give the id to who asks, and let barriers go, until told to stop."""
-    waiting = []
+    waiting = {}
     while True:
         client = listener.accept()
-        asked = client.recv()
+        asked, rank = client.recv()
         if asked == "barrier":
-            waiting.append(client)
-        if asked == "barrier" and len(waiting) < size:
+            waiting[rank] = client
+            if len(waiting) == size:
+                # Rank 0 last: its process may end at once, and this thread with it.
+                for one in sorted(waiting, reverse=True):
+                    waiting.pop(one).send(None)
             continue
-        for one in [client] if asked != "barrier" else waiting:
-            one.send(unique_id)
-        if asked == "barrier":
-            waiting = []
+        client.send(unique_id)
         if asked == "stop":
             return listener.close()
 
 
-def _asked(address, what):
+def _asked(address, *what):
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         with contextlib.suppress(ConnectionRefusedError), Client(address) as server:
@@ -58,18 +58,18 @@ class NCCLBackend:
             threading.Thread(target=_serve, args=(Listener(self._address, backlog=n_devices), n_devices, name),
                              daemon=True).start()
         else:
-            name = _asked(self._address, "id")
+            name = _asked(self._address, "id", rank)
         self._comm = nccl.NcclCommunicator(n_devices, name, rank)
 
     def stop(self):
         if self.rank == 0 and self._mpi is None:
-            _asked(self._address, "stop")
+            _asked(self._address, "stop", 0)
 
     def barrier(self):
         if self._mpi is not None:
             self._mpi.Barrier()
         else:
-            _asked(self._address, "barrier")
+            _asked(self._address, "barrier", self.rank)
 
     def _call(self, name, arrays, *rest, count=None, op=None, stream=None):
         """Call a method of the communicator on arrays: addresses, elements, dtype, op, other arguments, stream."""
