@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "budgets.md"
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 FOLDERS = ("gpucoll", "tests", "bench", "scripts")
+CPP = ("kernels/emulation",)  # rooms of C++ with a budget
 BESIDE_THE_CORE = re.compile(r"gpucoll/(dask|distributed|mpi|ray|torch|block_scaled|lab|precheck|training|calibration|"
                              r"cli|doctor)")
 EMULATION = "gpucoll/emulation"  # has a sum of its own
@@ -34,6 +35,11 @@ def code_lines(text):
         if token.type not in NO_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
     return len(lines - docstring_lines(ast.parse(text)))
+
+
+def cpp_lines(text):
+    """Return the number of lines of C++ that are neither empty nor only a comment."""
+    return sum(1 for line in text.splitlines() if line.strip() and not line.lstrip().startswith("//"))
 
 
 def is_command(path):
@@ -59,6 +65,8 @@ def spent():
             for path in (Path(place, name) for name in names):
                 if path.suffix == ".py" or is_command(path):
                     lines[room_of(path)] += code_lines(path.read_text())
+    for room in CPP:
+        lines[room] = sum(cpp_lines(path.read_text()) for path in (ROOT / room).iterdir())
     return lines
 
 
@@ -88,6 +96,10 @@ def f(a,
             b)  # 6: an empty line inside of parentheses has no token
 '''
     assert code_lines(text) == 6
+
+
+def test_lines_of_cpp_are_counted_without_comments():
+    assert cpp_lines("// A comment.\n\nint x = 1;  // 1\n    // another one\n#define Y 2\n") == 2
 
 
 def test_every_room_keeps_its_budget():

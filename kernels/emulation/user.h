@@ -123,7 +123,7 @@ struct UserCall {
 };
 template <class T> T taken(const UserCall& call, size_t index) {
     typename std::remove_cv<typename std::remove_reference<T>::type>::type value{};
-    memcpy(static_cast<void*>(&value), call.arguments[index], call.sizes[index] < sizeof(value) ? call.sizes[index] : sizeof(value));
+    memcpy(static_cast<void*>(&value), call.arguments[index], std::min<size_t>(call.sizes[index], sizeof(value)));
     return value;
 }
 template <auto function> struct Kernel;
@@ -180,7 +180,8 @@ template <class T> T __shfl_down_sync(u32 mask, T value, u32 delta, int width = 
     return host::shuffled(mask, value, host::lane() + delta, host::lane() % width + delta < u32(width));
 }
 template <class T> T __shfl_xor_sync(u32 mask, T value, int other, int width = 32) {
-    return host::shuffled(mask, value, host::lane() ^ u32(other), (host::lane() ^ u32(other)) / width <= host::lane() / width);
+    u32 source = host::lane() ^ u32(other);
+    return host::shuffled(mask, value, source, source / width <= host::lane() / width);
 }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
@@ -236,22 +237,19 @@ enum thread_scope { thread_scope_system, thread_scope_device, thread_scope_block
 template <class T, thread_scope scope = thread_scope_system> struct atomic_ref {
     T& at;
     explicit atomic_ref(T& place) : at(place) {}
-    T load(::std::memory_order = ::std::memory_order_seq_cst) const { return at; }
-    void store(T value, ::std::memory_order = ::std::memory_order_seq_cst) const { at = value; }
-    T exchange(T value, ::std::memory_order = ::std::memory_order_seq_cst) const { return atomicExch(&at, value); }
-    T fetch_add(T value, ::std::memory_order = ::std::memory_order_seq_cst) const { return atomicAdd(&at, value); }
-    T fetch_sub(T value, ::std::memory_order = ::std::memory_order_seq_cst) const { return atomicSub(&at, value); }
-    T fetch_min(T value, ::std::memory_order = ::std::memory_order_seq_cst) const { return atomicMin(&at, value); }
-    T fetch_max(T value, ::std::memory_order = ::std::memory_order_seq_cst) const { return atomicMax(&at, value); }
-    bool compare_exchange_strong(T& expected, T value, ::std::memory_order = ::std::memory_order_seq_cst,
-                                 ::std::memory_order = ::std::memory_order_seq_cst) const {
-        T old = atomicCAS(&at, expected, value);
-        bool same = old == expected;
-        expected = old;
-        return same;
+    template <class... M> T load(M...) const { return at; }
+    template <class... M> void store(T value, M...) const { at = value; }
+    template <class... M> T exchange(T value, M...) const { return atomicExch(&at, value); }
+    template <class... M> T fetch_add(T value, M...) const { return atomicAdd(&at, value); }
+    template <class... M> T fetch_sub(T value, M...) const { return atomicSub(&at, value); }
+    template <class... M> T fetch_min(T value, M...) const { return atomicMin(&at, value); }
+    template <class... M> T fetch_max(T value, M...) const { return atomicMax(&at, value); }
+    template <class... M> bool compare_exchange_strong(T& expected, T value, M...) const {
+        T compared = expected;
+        return (expected = atomicCAS(&at, compared, value)) == compared;
     }
-    template <class... M> bool compare_exchange_weak(T& expected, T value, M... order) const {
-        return compare_exchange_strong(expected, value, order...);
+    template <class... M> bool compare_exchange_weak(T& expected, T value, M...) const {
+        return compare_exchange_strong(expected, value);
     }
 };
 }  // namespace cuda
@@ -327,38 +325,29 @@ inline u32 __brev(u32 x) {
     return found;
 }
 template <class T> T __ldg(const T* place) { return *place; }
-template <class T> T __ldcg(const T* place) { return *place; }
-template <class T> T __ldcs(const T* place) { return *place; }
+#define __ldcg __ldg
+#define __ldcs __ldg
 template <class T> void __stcs(T* place, T value) { *place = value; }
 template <class A, class B> auto min(A a, B b) -> typename std::common_type<A, B>::type { return b < a ? b : a; }
 template <class A, class B> auto max(A a, B b) -> typename std::common_type<A, B>::type { return a < b ? b : a; }
 #define GC_FAST(name) inline float __##name##f(float x) { return name##f(x); }
 GC_FAST(exp) GC_FAST(log) GC_FAST(log2) GC_FAST(log10) GC_FAST(sin) GC_FAST(cos) GC_FAST(tan)
-inline float __powf(float x, float y) { return powf(x, y); }
-inline float __fdividef(float x, float y) { return x / y; }
-inline float __saturatef(float x) { return x < 0 ? 0 : x > 1 ? 1 : x; }
-inline float rsqrtf(float x) { return 1 / sqrtf(x); }
-inline double rsqrt(double x) { return 1 / sqrt(x); }
-inline float rsqrt(float x) { return 1 / sqrtf(x); }
-inline double normcdf(double x) { return erfc(-x / sqrt(2.0)) / 2; }
+GC_BINARY(__powf, float, powf(x, y)) GC_BINARY(__fdividef, float, x / y)
+GC_UNARY(__saturatef, float, float, x < 0 ? 0 : x > 1 ? 1 : x) GC_UNARY(rsqrtf, float, float, 1 / sqrtf(x))
+GC_UNARY(rsqrt, double, double, 1 / sqrt(x)) GC_UNARY(rsqrt, float, float, 1 / sqrtf(x))
 inline double erfcinv(double y) {
     double low = -28, high = 28;  // erfc falls from 2 to 0 between these
     for (int i = 0; i < 64; ++i) (erfc((low + high) / 2) > y ? low : high) = (low + high) / 2;
     return (low + high) / 2;
 }
-inline double erfinv(double y) { return erfcinv(1 - y); }
-inline double normcdfinv(double y) { return -sqrt(2.0) * erfcinv(2 * y); }
-inline float erfcinvf(float y) { return float(erfcinv(y)); }
-inline float erfinvf(float y) { return float(erfinv(y)); }
-inline float normcdff(float x) { return float(normcdf(x)); }
-inline float normcdfinvf(float y) { return float(normcdfinv(y)); }
-inline int __popc(u32 x) { return __builtin_popcount(x); }
-inline int __popcll(u64 x) { return __builtin_popcountll(x); }
-inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(x); }
-inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(x); }
-inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __ffsll(long long x) { return __builtin_ffsll(x); }
-inline int __mul24(int a, int b) { return a * b; }
+GC_UNARY(erfinv, double, double, erfcinv(1 - x)) GC_UNARY(normcdf, double, double, erfc(-x / sqrt(2.0)) / 2)
+GC_UNARY(normcdfinv, double, double, -sqrt(2.0) * erfcinv(2 * x)) GC_UNARY(erfcinvf, float, float, float(erfcinv(x)))
+GC_UNARY(erfinvf, float, float, float(erfinv(x))) GC_UNARY(normcdff, float, float, float(normcdf(x)))
+GC_UNARY(normcdfinvf, float, float, float(normcdfinv(x)))
+GC_UNARY(__popc, int, u32, __builtin_popcount(x)) GC_UNARY(__popcll, int, u64, __builtin_popcountll(x))
+GC_UNARY(__clz, int, int, x == 0 ? 32 : __builtin_clz(x)) GC_UNARY(__ffs, int, int, __builtin_ffs(x))
+GC_UNARY(__clzll, int, long long, x == 0 ? 64 : __builtin_clzll(x)) GC_BINARY(__mul24, int, x * y)
+GC_UNARY(__ffsll, int, long long, __builtin_ffsll(x))
 inline u64 gc_nanoseconds() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -418,18 +407,13 @@ struct __half {
     __half& operator*=(__half x) { return *this = float(*this) * float(x); }
 };
 typedef __half half, float16;
-inline __half __float2half(float x) { return x; }
-inline float __half2float(__half x) { return x; }
-inline __half __hadd(__half a, __half b) { return float(a) + float(b); }
-inline __half __hmul(__half a, __half b) { return float(a) * float(b); }
+GC_UNARY(__float2half, __half, float, x) GC_UNARY(__float2half_rn, __half, float, x)
+GC_UNARY(__half2float, float, __half, x)
+GC_UNARY(hexp, __half, __half, expf(x)) GC_UNARY(hsqrt, __half, __half, sqrtf(x))
+GC_BINARY(__hadd, __half, float(x) + float(y)) GC_BINARY(__hsub, __half, float(x) - float(y))
+GC_BINARY(__hmul, __half, float(x) * float(y)) GC_BINARY(__hdiv, __half, float(x) / float(y))
+GC_BINARY(__hmax, __half, float(x) < float(y) ? y : x) GC_BINARY(__hmin, __half, float(y) < float(x) ? y : x)
 inline __half __hfma(__half a, __half b, __half c) { return float(a) * float(b) + float(c); }
-inline __half __float2half_rn(float x) { return x; }
-inline __half __hsub(__half a, __half b) { return float(a) - float(b); }
-inline __half __hdiv(__half a, __half b) { return float(a) / float(b); }
-inline __half __hmax(__half a, __half b) { return float(a) < float(b) ? b : a; }
-inline __half __hmin(__half a, __half b) { return float(b) < float(a) ? b : a; }
-inline __half hexp(__half a) { return expf(a); }
-inline __half hsqrt(__half a) { return sqrtf(a); }
 struct alignas(4) __half2 { __half x, y; };
 typedef __half2 half2;
 inline __half2 __floats2half2_rn(float x, float y) { return {x, y}; }

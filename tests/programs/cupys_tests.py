@@ -1,9 +1,9 @@
-"""CuPy's own tests on emulated GPUs, from a checkout of CuPy, against fixed numbers.
+"""CuPy's own tests on emulated GPUs, from a checkout of CuPy, against the numbers of the page on emulation.
 
     python tests/programs/cupys_tests.py CHECKOUT [NAME...]
 
-For each file of COUNTS a process of pytest loads this file as a plugin: `cupy.testing` is the checkout's, and what the
-tests import of CuPy's inside has a stand-in. A file whose numbers differ is named, and the program returns 1.
+For each row of the page's table a process of pytest loads this file as a plugin: `cupy.testing` is the checkout's, and
+what the tests import of CuPy's inside has a stand-in. A file whose numbers differ is named, and the program returns 1.
 """
 
 import importlib.util
@@ -13,19 +13,11 @@ import re
 import subprocess
 import sys
 import types
+from pathlib import Path
 
-# By folder and file: passed/failed/skipped at CuPy 6b6d9563.
-FOLDERS = {"core_tests": """
-userkernel=17/4/0 elementwise=16/0/0 reduction=29/4/0 ndarray=171/9/0 ndarray_adv_indexing=312/7/0
-ndarray_byteswap=58/0/0 ndarray_complex_ops=21/0/0 ndarray_contiguity=1/0/0 ndarray_conversion=11/0/0
-ndarray_copy_and_view=45/9/7 ndarray_cuda_array_interface=40/16/0 ndarray_elementwise_op=185/39/0
-ndarray_get=12/1/0 ndarray_indexing=73/3/0 ndarray_math=22/0/12 ndarray_owndata=2/1/0
-ndarray_reduction=252/0/276 ndarray_scatter=155/0/0 ndarray_ufunc=19/7/0 ndarray_unary_op=20/1/2
-""", "cuda_tests": """
-stream=28/7/0 device=7/13/0 graph=3/20/0 nccl=11/4/0
-"""}
-COUNTS = {f"cupy_tests/{folder}/test_{name}": (*map(int, numbers.split("/")),) for folder, text in FOLDERS.items()
-          for name, numbers in (one.split("=") for one in text.split())}
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "emulation.md"
+PLACES = {"core_tests": "cupy_tests", "cuda_tests": "cupy_tests", "distributed_tests": "cupyx_tests"}
+ROW = re.compile(r"^\| `(\w+)/(test_\w+)` \| (\d+) \| (\d+) \| (\d+) \|", re.MULTILINE)
 
 
 def module(name, **names):
@@ -102,10 +94,11 @@ def counted(checkout, path):
 
 def main(checkout, *names):
     differ = 0
-    for path, expected in COUNTS.items():
-        if names and os.path.basename(path) not in names:
+    for folder, name, *numbers in ROW.findall(PAGE.read_text()):
+        if names and name not in names:
             continue
-        found = counted(os.path.abspath(checkout), f"{path}.py")
+        path, expected = f"{PLACES[folder]}/{folder}/{name}.py", (*map(int, numbers),)
+        found = counted(os.path.abspath(checkout), path)
         differ += found != expected
         print(path, *found, "" if found == expected else f"expected {expected}", flush=True)
     return int(differ > 0)
