@@ -28,8 +28,8 @@ UNCAUGHT = "multirank/test_guard.py::test_an_exception_that_nobody_catches_ends_
 EXITS = "multirank/test_guard.py::test_a_rank_that_exits_is_named"
 CLOSED = "multirank/test_edges.py::test_what_is_closed_is_gone"
 LONE = "multirank/test_bootstrap.py::test_a_lone_process_is_a_world_of_one_and_another_launcher_one_clear_error"
-GPU = "multirank/test_stand_in.py::test_programs"
-LIFETIMES = "multirank/test_stand_in.py::test_programs[usual-lifetimes-native]"
+GPU = "multirank/test_gpus.py::test_programs"
+LIFETIMES = "multirank/test_gpus.py::test_programs[usual-lifetimes-native]"
 TRAINING = "contract/test_training.py::test_gradients"
 SWEPT = "unit/test_store.py::test_what_killed_processes_have_left_is_swept"
 
@@ -79,11 +79,11 @@ ROWS = {
     27: Row("input and output overlap", (ARGUMENTS,)),
     28: Row("an output of another size", (ARGUMENTS,)),
     29: Row("an array of the host for a GPU's, and the reverse", (GPU, ARGUMENTS)),
-    30: Row("an array on another device", (GPU,), "with two devices on the stand-in for CuPy only"),
+    30: Row("an array on another device", (GPU,), "with two emulated devices only"),
     31: Row("a device array that is freed while its call runs", (LIFETIMES,)),
     32: Row("a kernel still writes the input on another stream", (GPU,)),
     33: Row("two ranks on one GPU", ("multirank/test_bootstrap.py::test_two_ranks_on_one_gpu_are_named",
-        "multirank/test_stand_in.py::test_two_ranks_on_one_gpu")),
+        "multirank/test_gpus.py::test_two_ranks_on_one_gpu")),
     34: Row("NaN and infinities", (SPECIAL, "multirank/test_guard.py::test_numerics_are_checked")),
     35: Row("integers overflow", (SPECIAL,)),
     36: Row("float16 overflows; subnormal numbers", (SPECIAL,)),
@@ -136,8 +136,8 @@ ROWS = {
     67: Row("versions or options unlike on ranks", (alone("unlike_versions-3"),
         "multirank/test_edges.py::test_options_unlike_on_ranks_are_refused_by_all")),
     68: Row("a lone process", (LONE,)),
-    69: Row("NCCL fails, or CUDA", ("multirank/test_stand_in.py::test_programs[usual-fault]",
-        "multirank/test_stand_in.py::test_a_fault_is_told")),
+    69: Row("NCCL fails, or CUDA", ("multirank/test_gpus.py::test_programs[usual-fault]",
+        "multirank/test_gpus.py::test_a_fault_is_told")),
     70: Row("a gradient does not come, or parameters differ", (TRAINING,)),
     71: Row("ZeRO on other ranks, a corrupt shard", ("contract/test_training.py::test_zero_is_training_on_one_rank",
         "contract/test_checkpoint.py::test_a_damaged_file_is_named_on_every_rank")),

@@ -15,11 +15,11 @@ class Names(types.ModuleType):
 
 def setup(app: object) -> dict[str, bool]:
     """Let Sphinx load this as an extension."""
-    stand_in()
+    put_substitutes()
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
-def stand_in() -> None:
+def put_substitutes() -> None:
     """Put names in the place of `mpi4py.MPI` where it cannot be imported."""
     try:
         import mpi4py.MPI  # noqa: F401

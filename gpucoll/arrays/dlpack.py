@@ -9,7 +9,7 @@ import numpy
 
 
 class _Asked:
-    """A stand-in asked by NumPy for a DLPack capsule; the stand-in keeps the capsule of the object `x`."""
+    """What NumPy asks for a DLPack capsule; it keeps the capsule of the object `x`."""
 
     def __init__(self, x: Any) -> None:
         self.x, self.capsule = x, None

@@ -71,9 +71,9 @@ def install(gpus: int = 1, temper: str = "strict", seed: int = 0) -> None:
 
 def _put(gpus: int, temper: str, seed: int = 0) -> None:
     places = os.pathsep.join(filter(None, [str(FACES), os.environ.get("PYTHONPATH")]))
-    os.environ |= {"STAND_IN_GPUS": str(gpus), "STAND_IN_SEED": str(seed), "STAND_IN_TEMPER": temper,
-                   "STAND_IN_PEERS": "1", "PYTHONPATH": places,
-                   "STAND_IN_RULES": "hostile" if temper == "strict" else ""}
+    os.environ |= {"EMULATED_GPUS": str(gpus), "EMULATED_SEED": str(seed), "EMULATED_TEMPER": temper,
+                   "EMULATED_PEERS": "1", "PYTHONPATH": places,
+                   "EMULATED_RULES": "hostile" if temper == "strict" else ""}
     if str(FACES) not in sys.path:
         sys.path.insert(0, str(FACES))
 
@@ -106,7 +106,7 @@ def installed(gpus: int, temper: str) -> Iterator[None]:
             del sys.modules[name]
         sys.modules.update(modules)
         sys.path[:] = places
-        for name in [name for name in os.environ if name == "PYTHONPATH" or name.startswith("STAND_IN")]:
+        for name in [name for name in os.environ if name == "PYTHONPATH" or name.startswith("EMULATED_")]:
             os.environ.pop(name, None)
         os.environ |= variables
 

@@ -92,7 +92,7 @@ class TurnQueue:
         return item
 
 
-def stand_ins(turns: Turns) -> dict[str, Any]:
+def primitives(turns: Turns) -> dict[str, Any]:
     """Return what takes the place of the modules `threading`, `queue` and `atexit` in `gpucoll.torch.handles`."""
     def exits() -> list[Callable[[], object]]:
         return turns.ranks[turns.current.number].exits

@@ -22,7 +22,7 @@ from gpucoll.internal import Signature, options
 from gpucoll.precheck import torch_cuda
 from gpucoll.precheck.matching import VirtualGroup
 from gpucoll.precheck.ranks import VirtualTransport
-from gpucoll.precheck.torch_threads import stand_ins
+from gpucoll.precheck.torch_threads import primitives
 from gpucoll.precheck.turns import Turns, refusal
 from gpucoll.torch import handles
 from gpucoll.torch.group import TorchProcessGroup
@@ -206,7 +206,7 @@ def _replacements(world: TorchWorld, turns: Turns) -> list[tuple[Any, str, Any]]
     spawn = _refused("torch.multiprocessing starts further processes; precheck runs the ranks itself, so let the "
                      "program take RANK and WORLD_SIZE from the environment")
     return [
-        *((handles, name, value) for name, value in stand_ins(turns).items()),
+        *((handles, name, value) for name, value in primitives(turns).items()),
         (c10d, "_new_process_group_helper", with_gpucoll), (c10d, "rendezvous", world.rendezvous),
         (torch.distributed, "TCPStore", lambda host_name, port, *_, **__: world.store((host_name, port))),
         (torch.distributed, "FileStore", lambda file_name, *_, **__: world.store(file_name)),

@@ -32,7 +32,7 @@ ONE_WAY = [(collective, name) for collective, name in NAMES
 
 
 class Engine:
-    """A stand-in for the engine, keeping the sizes of the staging buffers and returning the parts of a plan."""
+    """An engine of its own, keeping the sizes of the staging buffers and returning the parts of a plan."""
 
     def __init__(self):
         self.staged = [0, 0, 0]

@@ -1,6 +1,6 @@
 """Programs for a hostile machine: blocking first messages, live graphs, memory and handles used again.
 
-Run on the stand-in by its rules; programs independent of the stand-in also run on a GPU.
+Run on emulated GPUs by their rules; programs independent of these also run on a GPU.
 """
 
 import threading

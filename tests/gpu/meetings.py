@@ -3,7 +3,7 @@
     python -m gpu.meetings NAME...
 
 Rank 1 is the rank at fault. Every rank prints, for each of the programs, a line of JSON: what the rank was told, and
-after how many seconds. Runs on the stand-in, by MPI, or without at the address in STORE.
+after how many seconds. Runs on emulated GPUs, by MPI, or without at the address in STORE.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from unittest.mock import patch
 import cupy
 import numpy
 from cupy.cuda import nccl
-from mpi4py import MPI  # the stand-in's NCCL needs MPI, also where the ranks are joined by a store
+from mpi4py import MPI  # the emulated NCCL needs MPI, also where the ranks are joined by a store
 
 import gpucoll as gc
 from gpucoll.device import gpus
@@ -179,5 +179,5 @@ def main(names):
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-    # Threads of the stand-in's NCCL still wait for ranks that never came, inside MPI: leave without MPI's end.
+    # Threads of the emulated NCCL still wait for ranks that never came, inside MPI: leave without MPI's end.
     os._exit(0)

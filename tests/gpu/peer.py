@@ -90,7 +90,7 @@ def unswitched(comm):
         with patch.object(driver, name, lambda *_: refuse if comm.rank else (driver.CUresult.CUDA_SUCCESS,)):
             _without_switch(comm, has_switch=True)
     before = len(driver.open_handles), len(driver._reserved)
-    with patch.dict(os.environ, {"STAND_IN_SWITCH": "lossy"}):
+    with patch.dict(os.environ, {"EMULATED_SWITCH": "lossy"}):
         _without_switch(comm)
     real, refusal = Kernels.launcher, raising(MemoryError())
     with patch.object(Kernels, "launcher", lambda kernels, one: refusal() if comm.rank and "multimem" in one.entry

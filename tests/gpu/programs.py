@@ -1,4 +1,4 @@
-"""Programs on CuPy arrays: run by ranks on the stand-in, and by the same ranks on a GPU, if there is one.
+"""Programs on CuPy arrays: run by ranks on emulated GPUs, and by the same ranks on a GPU, if there is one.
 
     mpiexec -n 2 python -m gpu.programs '[["streams", "ring"], ["threads", 3, "points"]]'   # one after the other
 """
@@ -29,8 +29,8 @@ SEVERAL_GPUS = {"current_device", "refusals"}  # programs using other GPUs than 
 
 
 def on_mpi(mpi, name, *arguments, **options):
-    """Run a program; on the stand-in, check for misuse, and for use of other ranks' GPUs by threads of the process."""
-    hostile = getattr(cupy, "hostile", None)  # only the stand-in has this module
+    """Run a program; on emulated GPUs, check for misuse, and for use of other ranks' GPUs by threads of the process."""
+    hostile = getattr(cupy, "hostile", None)  # only the emulation has this module
     misuse, contexts = (hostile.reported, hostile.contexts) if hostile else ([], {})
     misuse.clear()
     contexts.clear()

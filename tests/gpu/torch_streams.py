@@ -1,10 +1,10 @@
-"""PyTorch for CPUs on the stand-in: the backend "gpucoll" takes all tensors for tensors on a GPU, and follows streams.
+"""PyTorch for CPUs on emulated GPUs: the backend "gpucoll" takes all tensors for tensors on a GPU, and follows streams.
 
     python -m gpu.torch_streams SEEDS program arguments ...     # SEEDS times, each in another order of the streams
 
 A program of PyTorch runs unchanged, on the CPU. Its own operations are launches for which the host waits, as with
 CUDA_LAUNCH_BLOCKING=1, and so is its wait for another stream. All work of the backend is enqueued on streams of the
-stand-in: what the backend fails to order after or before the program's work works on old data. The rank's GPU is not
+machine: what the backend fails to order after or before the program's work works on old data. The rank's GPU is not
 the one of the rank's number.
 """
 

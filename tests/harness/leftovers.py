@@ -40,11 +40,11 @@ CACHES = {
 MACHINE = "gpucoll.emulation.faces."  # its memory and handles live as long as the process, as those of a GPU's driver
 REGISTRY = "gpucoll.algorithms._REGISTRY"
 USERS = {REGISTRY: {}, "gpucoll.algorithms._USED": set(), "gpucoll.msccl._REGISTERED": {}}  # empty before the import
-# The thread of a communicator (an open communicator is reported itself), and the stand-in's GPU for the whole process.
-LASTING = ("gpucoll progress", "stand-in GPU")
+# The thread of a communicator (an open communicator is reported itself), and the emulated GPU for the whole process.
+LASTING = ("gpucoll progress", "emulated GPU")
 # Ends of the names of files open for good reasons: Python and Matplotlib keep files from the first use on; a failed
 # communicator keeps its memory while an array or another rank may use the memory, until collected.
-KEPT = ("/dev/urandom", ".ttf", "/memfd:gpucoll (deleted)", "/memfd:stand-in (deleted)")
+KEPT = ("/dev/urandom", ".ttf", "/memfd:gpucoll (deleted)", "/memfd:emulated (deleted)")
 lasting: "set[tuple[str, int]]" = set()  # descriptors and children of the session: those of a pool's job
 
 

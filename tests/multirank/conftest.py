@@ -1,7 +1,7 @@
 """The tests that depend on the MPI, marked `other_mpi`: `scripts/test --all` repeats them with the other MPI.
 
-Most tests of this folder use MPI only to start their ranks and to exchange small facts. The engine, the stand-in for
-CuPy, UCX, PyTorch, jobs without MPI and the commands do the same with either MPI, so they run twice only in the night.
+Most tests of this folder use MPI only to start their ranks and to exchange small facts. The engine, emulated
+GPUs, UCX, PyTorch, jobs without MPI and the commands do the same with either MPI, so they run twice only in the night.
 A row of `DEPENDS` names a file, or some tests of a file.
 """
 

@@ -77,7 +77,7 @@ def test_two_ranks_on_one_gpu_are_named(ranks):
 
 
 def no_id(mpi):
-    """Ask for the id of an NCCL that rank 0 cannot use. Tests on the stand-in for CuPy compare the ids of all ranks."""
+    """Ask for the id of an NCCL that rank 0 cannot use. Tests on emulated GPUs compare the ids of all ranks."""
     cuda = mock.Mock()
     cuda.nccl.get_unique_id.side_effect = RuntimeError("no NCCL here")
     with modules_in_place(**{"cupy": mock.Mock(cuda=cuda), "cupy.cuda": cuda}):

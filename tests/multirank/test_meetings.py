@@ -1,11 +1,11 @@
-"""Meetings for GPUs, on the stand-in: a rank that fails, hangs, dies or stays away is named soon."""
+"""Meetings for GPUs, on emulated ones: a rank that fails, hangs, dies or stays away is named soon."""
 
 import json
 import sys
 
 import pytest
 
-from gpu.stand_in import environment
+from gpu.emulated import environment
 from gpucoll.launch import launchers
 from harness.pace import seconds
 from harness.ranks import launch

@@ -1,4 +1,4 @@
-"""The backend "gpucoll" on GPU tensors, with streams: programs of PyTorch for CPUs, on the stand-in."""
+"""The backend "gpucoll" on GPU tensors, with streams: programs of PyTorch for CPUs, on emulated GPUs."""
 
 import importlib.util
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu.stand_in import environment
+from gpu.emulated import environment
 from harness.pace import seconds
 from harness.ranks import launch, run_job
 

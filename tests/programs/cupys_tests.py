@@ -3,7 +3,7 @@
     python tests/programs/cupys_tests.py CHECKOUT [NAME...]
 
 For each row of the page's table a process of pytest loads this file as a plugin: `cupy.testing` is the checkout's, and
-what the tests import of CuPy's inside has a stand-in. A file whose numbers differ is named, and the program returns 1.
+what the tests import of CuPy's inside is replaced. A file whose numbers differ is named, and the program returns 1.
 """
 
 import importlib.util
@@ -29,7 +29,7 @@ def module(name, **names):
     return found
 
 
-def stand_ins(cupy, numpy):
+def substitutes(cupy, numpy):
     """Make the modules of CuPy's inside that its tests import."""
     nothing = {f"{verb}_{what}_accelerators": list if verb == "get" else lambda given: None
                for verb in ("get", "set") for what in ("reduction", "routine")}
@@ -67,7 +67,7 @@ def pytest_configure():
     import cupy
     import numpy
 
-    stand_ins(cupy, numpy)
+    substitutes(cupy, numpy)
     place = os.path.join(os.environ["CUPY_CHECKOUT"], "cupy", "testing")
     for name in [name for name in sys.modules if name.startswith("cupy.testing")]:
         del sys.modules[name]

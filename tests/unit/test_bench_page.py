@@ -48,7 +48,7 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module", autouse=True)
 def small_plotly():
-    """Replace plotly's five megabytes by a stand-in; the browser tests use the whole library."""
+    """Replace plotly's five megabytes by a few bytes; the browser tests use the whole library."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("plotly.offline.get_plotlyjs", lambda: "var Plotly;")
         yield

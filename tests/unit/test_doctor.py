@@ -1,4 +1,4 @@
-"""gpucoll doctor without MPI and GPU: facts from stand-ins, verdicts on links, each rule, the self-test."""
+"""gpucoll doctor without MPI and GPU: facts from substitutes, verdicts on links, each rule, the self-test."""
 
 import copy
 import itertools
@@ -19,7 +19,7 @@ MPIEXEC, OTHER = {"PMI_SIZE": "4", "PMI_RANK": "1"}, {"OMPI_COMM_WORLD_SIZE": "2
 
 
 def test_gpus_their_links_and_what_they_reach(monkeypatch):
-    """A stand-in for pynvml has two GPUs; the second has an NVLink down and no readable memory."""
+    """A substitute for pynvml has two GPUs; the second has an NVLink down and no readable memory."""
     error = type("NVMLError", (Exception,), {})
     library = mock.Mock(NVML_NVLINK_MAX_LINKS=4, NVMLError=error,
                         NVMLError_NotSupported=type("NotSupported", (error,), {}),

@@ -1,4 +1,4 @@
-"""scripts/gpu_check: on a stand-in for CuPy, without CuPy, and with parts hanging, failing or running out of time."""
+"""scripts/gpu_check: on an emulated GPU, without CuPy, and with parts hanging, failing or running out of time."""
 
 import importlib.util
 import json
@@ -13,8 +13,8 @@ import gpu_check
 from harness.pace import seconds
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS, STAND_IN = ROOT / "scripts", ROOT / "gpucoll" / "emulation" / "faces"
-ON_STAND_IN = {"PYTHONPATH": str(STAND_IN), "STAND_IN_GPUS": "1"}
+SCRIPTS, FACES = ROOT / "scripts", ROOT / "gpucoll" / "emulation" / "faces"
+ON_EMULATED_GPU = {"PYTHONPATH": str(FACES), "EMULATED_GPUS": "1"}
 PARTS = [part.name for part in gpu_check.PARTS]
 
 
@@ -38,10 +38,10 @@ def test_without_cupy_it_says_what_is_missing(tmp_path):
 
 
 def test_facts_and_files_name_no_people_and_no_folders(tmp_path, monkeypatch):
-    *_, found = check(tmp_path, "--only", "none", **ON_STAND_IN)
-    assert found["facts"]["GPUs"]["value"] == ["stand-in, sm_90, 64 GiB, 2 SMs"]
+    *_, found = check(tmp_path, "--only", "none", **ON_EMULATED_GPU)
+    assert found["facts"]["GPUs"]["value"] == ["emulated, sm_90, 64 GiB, 2 SMs"]
     (path,) = tmp_path.iterdir()
-    assert path.name.startswith("stand-in-20")
+    assert path.name.startswith("emulated-20")
     assert str(ROOT) not in path.read_text()
     monkeypatch.setattr(gpu_check.getpass, "getuser", lambda: "jane")
     monkeypatch.setattr(gpu_check.socket, "gethostname", lambda: "janes-laptop")
@@ -58,7 +58,7 @@ def test_a_part_that_hangs_is_stopped():
 def test_what_runs_is_measured(tmp_path, emulated_kernels, launcher):
     """Every part measures, with few kernels; the peer part runs by itself, since every CUDA thread is a slow fiber."""
     only = "kernels,NCCL,bandwidth,training,a killed rank,two communicators,PyTorch,benchmark,host time"
-    code, printed, found = check(tmp_path, "--only", only, "--megabytes", "1", "-k", "bool", **ON_STAND_IN)
+    code, printed, found = check(tmp_path, "--only", only, "--megabytes", "1", "-k", "bool", **ON_EMULATED_GPU)
     assert found["NCCL"]["NCCL's binding"]["status"] == "passed"
     assert found["training"]["train.py"]["accuracy"] > 80
     assert {name.rpartition(",")[0] for name in found["benchmark"]} == {
@@ -74,9 +74,9 @@ def test_what_runs_is_measured(tmp_path, emulated_kernels, launcher):
 
     quick = ("import json, gpu_parts as p; p.RANKS, p.SMALL, p.REPEATS, p.GRAPH = (2,), (8,), 1, 2; "
              "print(json.dumps([*p.peer_bandwidth('1'), *p.peer_latency('')]))")
-    path = os.pathsep.join(map(str, (SCRIPTS, STAND_IN, ROOT)))
+    path = os.pathsep.join(map(str, (SCRIPTS, FACES, ROOT)))
     job = subprocess.run([sys.executable, "-c", quick], capture_output=True, text=True, timeout=seconds(600),
-                         check=True, env={**os.environ, **ON_STAND_IN, "PYTHONPATH": path})
+                         check=True, env={**os.environ, **ON_EMULATED_GPU, "PYTHONPATH": path})
     measured = {one["name"]: one for one in json.loads(job.stdout)}
     assert set(measured) == {f"2 ranks, {name}" for name in (
         "device copy", "one_shot", "two_shot", "a copy of 4 bytes", "8 bytes")}

@@ -92,7 +92,7 @@ def test_wrong_arguments_are_refused_in_one_line(capsys, words, said):
     assert said in refused(capsys, main, ["kernels", *words.split()], "gpucoll kernels: ")
 
 
-# The stand-in compiles GPU code by g++; the cache key of the result is formed as for NVRTC.
+# The emulation compiles GPU code by g++; the cache key of the result is formed as for NVRTC.
 PROGRAM = """
 import cupy
 from gpucoll.cli import main
@@ -100,7 +100,7 @@ from gpucoll.device import command, cuda, sources
 command.instances = lambda everything: {"copy": [sources.instance("copy", 1)]}
 command.nvrtc.version = lambda major: (13, 0)
 command.nvrtc.check_arch = lambda arch, major: None
-assert main(["kernels", "-j", "1"]) == 0  # for the stand-in's GPU
+assert main(["kernels", "-j", "1"]) == 0  # for the emulated GPU
 def refuse(*arguments, **options): raise SystemExit("compiled once more")
 cuda.compile_cubin = refuse
 cuda.CudaDevice(0).kernels.launcher(sources.instance("copy", 1))
@@ -112,7 +112,7 @@ print("found")
 def test_a_device_finds_what_was_compiled_ahead(tmp_path):
     places = [str(ROOT / "gpucoll" / "emulation" / "faces"), str(ROOT)]
     job = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env={
-        **os.environ, "GPUCOLL_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(places), "STAND_IN_GPUS": "1"})
+        **os.environ, "GPUCOLL_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(places), "EMULATED_GPUS": "1"})
     lines = job.stdout.splitlines()
     assert (job.returncode, lines[-1:]) == (0, ["found"]), job.stderr
     assert lines[1].split()[:4] == ["sm_90", "copy", "1", "0"]

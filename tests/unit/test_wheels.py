@@ -1,4 +1,4 @@
-"""The package's calls, and the stand-in, checked against the real CuPy and NCCL from wheels; without a GPU."""
+"""The package's calls, and the emulation, checked against the real CuPy and NCCL from wheels; without a GPU."""
 
 import json
 import shutil

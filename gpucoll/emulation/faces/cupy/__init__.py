@@ -1,14 +1,14 @@
-"""A stand-in for CuPy on the CPU: the parts used by gpucoll, as strict as the real package.
+"""CuPy on emulated GPUs, as strict as the real package.
 
 The modules imitate CuPy 14.2, CUDA's runtime and driver, and NCCL. Device memory is host memory, streams are queues,
 NCCL's messages travel by MPI or as files. A misuse raises the error of CUDA or NCCL, with the real number.
 
-    STAND_IN_GPUS   number of GPUs seen by this process (1); 0 is a host without GPUs
-    STAND_IN_BUS    PCI bus of the first GPU (10)
-    STAND_IN_SEED   seed of the order of progress among streams, where events leave the order open
-    STAND_IN_RULES, STAND_IN_NCCL, STAND_IN_CAPABILITY, STAND_IN_PROCESSORS   see hostile.py
+    EMULATED_GPUS   number of GPUs seen by this process (1); 0 is a host without GPUs; formerly STAND_IN_GPUS
+    EMULATED_BUS    PCI bus of the first GPU (10)
+    EMULATED_SEED   seed of the order of progress among streams, where events leave the order open
+    EMULATED_RULES, EMULATED_NCCL, EMULATED_CAPABILITY, EMULATED_PROCESSORS   see hostile.py
 
-The "cubins" are shared objects for the CPU: importing the stand-in makes gpucoll compile GPU code by g++.
+The "cubins" are shared objects for the CPU: importing this package makes gpucoll compile GPU code by g++.
 """
 
 import os
@@ -108,6 +108,6 @@ def leave():
 packages.use({"cupy": sys.modules[__name__],
               "libcuda.so.1": types.SimpleNamespace(cuThreadExchangeStreamCaptureMode=_capture.exchanged)})
 if __name__ == "cupy":  # a program's CuPy, and not only the machine of its NumPy arrays
-    nvlink.joined = lambda numbers: True  # no NVML here; all GPUs of the stand-in are joined
+    nvlink.joined = lambda numbers: True  # no NVML here; all GPUs of the machine are joined
     nvrtc.compile_cubin = lambda source, arch, major=None: (gxx.compile_shared(source), "")
-    nvrtc.recipe = lambda arch, major=None: f"stand-in\n{gxx.recipe()}"  # equal for every arch
+    nvrtc.recipe = lambda arch, major=None: f"emulated\n{gxx.recipe()}"  # equal for every arch

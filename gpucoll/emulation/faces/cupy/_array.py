@@ -1,4 +1,4 @@
-"""The stand-in for `cupy.ndarray` and CuPy's array functions: NumPy computes on the bytes of device memory.
+"""`cupy.ndarray` and CuPy's array functions: NumPy computes on the bytes of device memory.
 
 Every operation is enqueued on the current stream, and NumPy runs the operation in stream order. Rules of CuPy and CUDA:
 no mixing with NumPy arrays, no implicit conversion to NumPy (only `get` copies to the host), no float8, operands only

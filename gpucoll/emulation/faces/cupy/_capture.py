@@ -37,7 +37,7 @@ class Capture:
         check(self.open, 907, "the capture that the event was recorded in has ended")
         check(queue.capture in (None, self), 903, "two captures cannot become one")
         if queue.capture is None:
-            check(not queue.work, 900, "the stand-in lets only idle streams join a capture")
+            check(not queue.work, 900, "this machine lets only idle streams join a capture")
             queue.capture = self
             self.given.setdefault(queue, 0)
         # Only a wait for the last node takes the other stream back; earlier nodes leave later work unjoined.

@@ -15,9 +15,9 @@ from gpucoll.errors import UsageError
 
 @functools.cache
 def folder_of(name):
-    """Return STAND_IN_FOLDER, or a folder of this user for a communicator's name, removed by the last process."""
-    if "STAND_IN_FOLDER" in os.environ:
-        return Path(os.environ["STAND_IN_FOLDER"])
+    """Return EMULATED_FOLDER, or a folder of this user for a communicator's name, removed by the last process."""
+    if "EMULATED_FOLDER" in os.environ:
+        return Path(os.environ["EMULATED_FOLDER"])
     folder = Path(tempfile.gettempdir(), f"gpucoll-emulation-{name}")
     folder.mkdir(0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():

@@ -25,7 +25,7 @@ _pinned = collections.defaultdict(list)  # by size: pinned memory for reuse
 def malloc(size):
     device = MACHINE.use()
     synchronising("cudaMalloc", device)
-    file = os.memfd_create("stand-in")
+    file = os.memfd_create("emulated")
     os.ftruncate(file, size)
     row = _mapped(file, size)
     if MACHINE.has_thread:  # a program's memory; gpucoll's own is set at once

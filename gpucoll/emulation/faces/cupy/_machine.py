@@ -1,4 +1,4 @@
-"""The machine of the stand-in: GPUs and CUDA's streams, as queues served by a single thread in a seeded random order.
+"""The machine: GPUs and CUDA's streams, as queues served by a single thread in a seeded random order.
 
 Actions not ordered by events run in any order, and later than the host expects, as on a GPU. Rules of CUDA: the null
 stream and the blocking streams wait for each other, destroyed handles are invalid, and after a fault of device code
@@ -23,7 +23,7 @@ from .hostile import connections, contexts, on
 
 VERSION = "14.2.0"  # of the imitated CuPy
 LAG = 3e-4  # seconds between a submission and the start of the work, unless the host waits
-QUICK = os.environ.get("STAND_IN_TEMPER") == "quick"
+QUICK = os.environ.get("EMULATED_TEMPER") == "quick"
 NAP = 5e-5  # seconds between polls of actions waiting for another process
 
 
@@ -75,8 +75,8 @@ class Machine:
     """All GPUs of this process. Any thread may call `submit`; a single thread of the machine does the work."""
 
     def __init__(self, seed):
-        self.devices = int(os.environ.get("STAND_IN_GPUS", "1"))
-        self.bus = int(os.environ.get("STAND_IN_BUS", "10"))  # the PCI bus of the first GPU
+        self.devices = int(os.environ.get("EMULATED_GPUS") or os.environ.get("STAND_IN_GPUS", "1"))
+        self.bus = int(os.environ.get("EMULATED_BUS", "10"))  # the PCI bus of the first GPU
         # Guards handles and queues, and announces progress to waiting hosts.
         self.news = threading.Condition()
         self.fault = None
@@ -153,7 +153,7 @@ class Machine:
     def use(self, device=None):
         """Make `device` current in the calling thread (None: no change), with a context of the process."""
         device = self.device() if device is None else device
-        if os.environ.get("STAND_IN_EXCLUSIVE") and device not in self.claims:
+        if os.environ.get("EMULATED_EXCLUSIVE") and device not in self.claims:
             self.claims[device] = self.claim(device)
         if device not in contexts and not QUICK:
             contexts[device] = "".join(traceback.format_stack())
@@ -161,11 +161,11 @@ class Machine:
         return device
 
     def claim(self, device):
-        """Reserve the GPU; raise error 46 if another process with the same STAND_IN_EXCLUSIVE has the GPU."""
+        """Reserve the GPU; raise error 46 if another process with the same EMULATED_EXCLUSIVE has the GPU."""
         claim = socket.socket(socket.AF_UNIX)
         try:
             # A name in the abstract namespace ends with the process, so a killed process leaves no claim.
-            claim.bind(f"\0stand-in {os.environ['STAND_IN_EXCLUSIVE']} GPU {device}")
+            claim.bind(f"\0gpucoll emulated {os.environ['EMULATED_EXCLUSIVE']} GPU {device}")
         except OSError:
             claim.close()
             raise CUDARuntimeError(46, "the GPU is in exclusive mode and has a context of another process") from None
@@ -243,7 +243,7 @@ class Machine:
 
     def wake(self):
         if self.thread is None and self.has_thread:
-            self.thread = threading.Thread(target=self.serve, name="stand-in GPU", daemon=True)
+            self.thread = threading.Thread(target=self.serve, name="emulated GPU", daemon=True)
             self.thread.start()
         self.news.notify_all()
 
@@ -382,7 +382,7 @@ class Machine:
 
 
 # The process id gives every rank an order of its own.
-MACHINE = Machine(int(os.environ.get("STAND_IN_SEED", "0")) + os.getpid())
+MACHINE = Machine(int(os.environ.get("EMULATED_SEED", "0")) + os.getpid())
 os.register_at_fork(after_in_child=MACHINE.forget_thread)
 
 

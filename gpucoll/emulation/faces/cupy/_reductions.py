@@ -1,4 +1,4 @@
-"""NCCL's reductions and dtypes in the stand-in, on the bytes of all ranks' inputs."""
+"""NCCL's reductions and dtypes on emulated GPUs, on the bytes of all ranks' inputs."""
 
 import ml_dtypes
 import numpy

@@ -1,4 +1,4 @@
-"""The transport of NCCL's messages in the stand-in: MPI between the processes of a job of MPI, otherwise files.
+"""The transport of the emulated NCCL's messages: MPI between the processes of a job of MPI, otherwise files.
 
 Messages of two ranks arrive in the order of sending. Each message carries its length and dtype, and a receive of
 another length or dtype fails.
@@ -151,7 +151,7 @@ def by_files(unique_id, rank, size):
 def make_id(here=False):
     """Return the id of a communicator, whose ranks are `here` in this process, or anywhere on this host."""
     has_mpi = "mpi4py.MPI" in sys.modules or any(name in os.environ for name in OF_MPI)
-    if here or "STAND_IN_FOLDER" in os.environ or not has_mpi or _size_of_mpi() == 1:
+    if here or "EMULATED_FOLDER" in os.environ or not has_mpi or _size_of_mpi() == 1:
         return os.urandom(8).ljust(128, BY_FILES)
     from mpi4py import MPI
 

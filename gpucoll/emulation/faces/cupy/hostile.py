@@ -1,13 +1,13 @@
-"""Rules of a hostile machine: permitted behaviour of a GPU, driver and NCCL, absent from the usual stand-in.
+"""Rules of a hostile machine: permitted behaviour of a GPU, driver and NCCL, absent from the usual machine.
 
-    STAND_IN_RULES=hostile            all rules
-    STAND_IN_RULES=connect,handles    these rules; read at every call, so the rules can change while a process runs
-    STAND_IN_RULES=hostile,-handles   all rules but these
+    EMULATED_RULES=hostile            all rules
+    EMULATED_RULES=connect,handles    these rules; read at every call, so the rules can change while a process runs
+    EMULATED_RULES=hostile,-handles   all rules but these
 
-    STAND_IN_CAPABILITY, STAND_IN_PROCESSORS   of every GPU: 90 and 2, by the rule `capability` 80 and 108
-    STAND_IN_NCCL                              NCCL's version (23203), or "absent": CuPy without the library
-    STAND_IN_EXCLUSIVE                         a GPU admits a single process among all with the same value here
-    STAND_IN_PEERS                             1: GPUs have access to each other's memory
+    EMULATED_CAPABILITY, EMULATED_PROCESSORS   of every GPU: 90 and 2, by the rule `capability` 80 and 108
+    EMULATED_NCCL                              NCCL's version (23203), or "absent": CuPy without the library
+    EMULATED_EXCLUSIVE                         a GPU admits a single process among all with the same value here
+    EMULATED_PEERS                             1: GPUs have access to each other's memory
     CUDA_DEVICE_MAX_CONNECTIONS                number of hardware queues of a GPU (8; 32 at most)
 """
 
@@ -51,14 +51,14 @@ def _chosen(given):
     without = {name for name in names if name.startswith("-")}
     wanted = set(RULES) if "hostile" in names else names - without
     if not names <= {"hostile", *RULES, *(f"-{rule}" for rule in RULES)}:
-        raise ValueError(f"STAND_IN_RULES={given}: known are hostile, {', '.join(RULES)}")
+        raise ValueError(f"EMULATED_RULES={given}: known are hostile, {', '.join(RULES)}")
     return {rule for rule in wanted if f"-{rule}" not in without}
 
 
 def on(rule):
     """Return whether the machine has this rule now."""
     assert rule in RULES, rule
-    return rule in _chosen(os.environ.get("STAND_IN_RULES", ""))
+    return rule in _chosen(os.environ.get("EMULATED_RULES", ""))
 
 
 def report(words):
@@ -68,16 +68,16 @@ def report(words):
 
 
 def capability():
-    return os.environ.get("STAND_IN_CAPABILITY") or ("80" if on("capability") else "90")
+    return os.environ.get("EMULATED_CAPABILITY") or ("80" if on("capability") else "90")
 
 
 def processors():
-    return int(os.environ.get("STAND_IN_PROCESSORS") or (108 if on("capability") else 2))
+    return int(os.environ.get("EMULATED_PROCESSORS") or (108 if on("capability") else 2))
 
 
 def peers():
     """Return whether GPUs have access to each other's memory, as GPUs of one host mostly have."""
-    return os.environ.get("STAND_IN_PEERS") == "1"
+    return os.environ.get("EMULATED_PEERS") == "1"
 
 
 def connections():
@@ -86,5 +86,5 @@ def connections():
 
 def nccl_version():
     """Return NCCL's version, or None if CuPy has no NCCL."""
-    given = os.environ.get("STAND_IN_NCCL") or "23203"
+    given = os.environ.get("EMULATED_NCCL") or "23203"
     return None if given == "absent" else int(given)

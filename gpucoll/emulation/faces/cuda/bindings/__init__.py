@@ -1,1 +1,1 @@
-"""A stand-in for NVIDIA's package cuda-bindings: the driver's functions used by gpucoll."""
+"""NVIDIA's package cuda-bindings on emulated GPUs: the driver's functions used by gpucoll."""

@@ -1,10 +1,10 @@
 """Multicast memory of CUDA's driver, after the driver API of CUDA 13: memory of the host, shared by processes.
 
 Rules of CUDA: all GPUs join an object before memory is bound, sizes are multiples of the granularity, and only reserved
-addresses are mapped. A further rule of this stand-in: an object is mapped after all memory has been bound. At a mapped
+addresses are mapped. A further rule of this machine: an object is mapped after all memory has been bound. At a mapped
 object's address lies the table of kernels/device/multimem.h.
 
-    STAND_IN_SWITCH   1: the GPUs have multicast memory; "lossy": every load reduces the memory of one GPU
+    EMULATED_SWITCH   1: the GPUs have multicast memory; "lossy": every load reduces the memory of one GPU
 """
 
 import ctypes
@@ -116,7 +116,7 @@ def cuDeviceGet(ordinal):
 
 def cuDeviceGetAttribute(attrib, dev):
     assert attrib == CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
-    return OK, int("STAND_IN_SWITCH" in os.environ)
+    return OK, int("EMULATED_SWITCH" in os.environ)
 
 
 def cuMulticastGetGranularity(prop, option):
@@ -130,7 +130,7 @@ def cuMemGetAllocationGranularity(prop, option):
 def cuMulticastCreate(prop):
     if prop.size % STEP or prop.numDevices < 1:
         return INVALID, None
-    handle = _Handle(os.memfd_create("stand-in"), prop.size, is_object=True)
+    handle = _Handle(os.memfd_create("emulated"), prop.size, is_object=True)
     os.pwrite(handle.file, HEADER.pack(MARK, prop.numDevices, 0, 0, prop.size), 0)
     return OK, handle
 
@@ -154,7 +154,7 @@ def cuMulticastAddDevice(mcHandle, dev):
 def cuMemCreate(size, prop, flags):
     if size % STEP or prop.location.id != MACHINE.device():
         return INVALID, None
-    file = os.memfd_create("stand-in")
+    file = os.memfd_create("emulated")
     os.ftruncate(file, size)
     return OK, _Handle(file, size, is_object=False)
 
@@ -195,7 +195,7 @@ def cuMemMap(ptr, size, offset, handle, flags):
             there = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR)
             places.append(_libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, there, 0))
             os.close(there)
-        if os.environ["STAND_IN_SWITCH"] == "lossy":
+        if os.environ["EMULATED_SWITCH"] == "lossy":
             places = places[:1] * gpus
         ctypes.memmove(ptr, struct.pack(f"{1 + gpus}Q", gpus, *places), 8 * (1 + gpus))
     else:

@@ -50,7 +50,7 @@ _local = _Local()
 class NcclError(RuntimeError):
     def __init__(self, status):
         self.status = status
-        super().__init__(f"NCCL error {status}: the stand-in's words")
+        super().__init__(f"NCCL error {status}: the machine's words")
 
 
 def _refuse(status, words):

@@ -51,7 +51,7 @@ def deviceGetPCIBusId(device):
 def getDeviceProperties(device):
     check(0 <= device < MACHINE.devices, 101)
     major, minor = map(int, hostile.capability())
-    return {"name": b"stand-in", "totalGlobalMem": _memory.TOTAL, "major": major, "minor": minor,
+    return {"name": b"emulated", "totalGlobalMem": _memory.TOTAL, "major": major, "minor": minor,
             "multiProcessorCount": hostile.processors(), "warpSize": 32, "maxThreadsPerBlock": 1024,
             "maxThreadsDim": (1024, 1024, 64), "maxGridSize": ((1 << 31) - 1, 65535, 65535),
             "sharedMemPerBlock": 48 << 10, "sharedMemPerMultiprocessor": 164 << 10, "regsPerBlock": 1 << 16,

@@ -1,4 +1,4 @@
-"""The device path on CuPy arrays, with a stand-in for CuPy and NCCL: streams, graphs, refusals, failures.
+"""The device path on CuPy arrays, on emulated GPUs with NCCL: streams, graphs, refusals, failures.
 
 tests/contract covers every schedule, op and dtype on the emulated device; this file runs a sample on CuPy arrays.
 """
@@ -10,7 +10,7 @@ import sys
 import numpy
 import pytest
 
-from gpu.stand_in import STAND_IN, environment
+from gpu.emulated import FACES, environment
 from harness.pace import seconds
 from harness.ranks import RankPool, launch, run_job
 
@@ -18,7 +18,7 @@ SIZE = 3
 PEER = {"GPUCOLL_EXECUTOR": "peer"}
 SHARE = {"GPUCOLL_SHARE_GPU": "1"}
 SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
-HOSTILE = {"STAND_IN_RULES": "hostile"}  # see stand_in/cupy/hostile.py
+HOSTILE = {"EMULATED_RULES": "hostile"}  # see gpucoll/emulation/faces/cupy/hostile.py
 
 pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 def gpus(launcher, emulated_kernels):
     """Yield `gpus(name, size, *args)`, a function to run a program of `gpu.programs` on ranks with a GPU each."""
     with pytest.MonkeyPatch.context() as patch, RankPool() as pool:
-        patch.syspath_prepend(STAND_IN)
+        patch.syspath_prepend(FACES)
         for name, value in environment().items():
             patch.setenv(name, value)
         yield lambda name, size, *arguments, **options: pool.run(on_mpi, size, name, *arguments,
@@ -35,7 +35,7 @@ def gpus(launcher, emulated_kernels):
 
 
 def on_mpi(mpi, name, *arguments):
-    """Run a program on a rank. The test process must not import the stand-in: other tests would take it for CuPy."""
+    """Run a program on a rank. The test process must not import this CuPy: other tests would take it for a GPU's."""
     from gpu import programs
 
     return programs.on_mpi(mpi, name, *arguments)
@@ -130,7 +130,7 @@ ON_MACHINES = pytest.mark.parametrize("machine", [
 @ON_MACHINES
 @pytest.mark.parametrize("program", ["switched", "unswitched"])
 def test_the_nvlink_switch(gpus, program, machine):
-    gpus(program, 3, env={**PEER, "STAND_IN_SWITCH": "1", **machine})
+    gpus(program, 3, env={**PEER, "EMULATED_SWITCH": "1", **machine})
 
 
 @ON_MACHINES
@@ -195,7 +195,7 @@ def test_native_reductions(gpus, collective, machine):
 @NIGHTLY
 def test_a_fault_is_told(mpiexec, emulated_kernels):
     code = "from gpu import programs; from mpi4py import MPI; programs.on_mpi(MPI.COMM_WORLD, 'faulted')"
-    assert job(1, code, STAND_IN_RULES="hostile") == ""
+    assert job(1, code, EMULATED_RULES="hostile") == ""
 
 
 def job(ranks, code, **variables):
@@ -218,9 +218,9 @@ comm.close()
 
 
 @pytest.mark.parametrize(("variables", "said"), [
-    ({"STAND_IN_GPUS": "1"}, "0011" + "GC-SHARED-GPU" * 2),
-    pytest.param({"STAND_IN_GPUS": "1", **SHARE, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}, "True" * 2, marks=SLOW),
-    pytest.param({"STAND_IN_GPUS": "1", **SHARE}, "GC-NCCL" * 2, marks=SLOW),
+    ({"EMULATED_GPUS": "1"}, "0011" + "GC-SHARED-GPU" * 2),
+    pytest.param({"EMULATED_GPUS": "1", **SHARE, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}, "True" * 2, marks=SLOW),
+    pytest.param({"EMULATED_GPUS": "1", **SHARE}, "GC-NCCL" * 2, marks=SLOW),
 ])
 def test_two_ranks_on_one_gpu(mpiexec, emulated_kernels, variables, said):
     assert job(2, CLAIM, **variables) == said
@@ -229,7 +229,7 @@ def test_two_ranks_on_one_gpu(mpiexec, emulated_kernels, variables, said):
 @pytest.mark.slow
 def test_two_ranks_on_one_gpu_have_no_switch(mpiexec, emulated_kernels):
     result = launch(2, sys.executable, "-m", "gpu.programs", '[["on_one_gpu"]]', timeout=seconds(120),
-                    env=environment(**PEER, **SHARE, STAND_IN_GPUS="1", STAND_IN_SWITCH="1",
+                    env=environment(**PEER, **SHARE, EMULATED_GPUS="1", EMULATED_SWITCH="1",
                                     NCCL_MULTI_RANK_GPU_ENABLE="1"))
     assert result.returncode == 0, result.stdout + result.stderr
 
@@ -239,7 +239,7 @@ def test_two_ranks_on_one_gpu_have_no_switch(mpiexec, emulated_kernels):
     pytest.param(4, "2", "one_part_at_a_time", marks=SLOW)])
 def test_a_shared_gpu_has_the_peer_kernels_of_one_communicator(mpiexec, emulated_kernels, ranks, gpus, program):
     result = launch(ranks, sys.executable, "-m", "gpu.programs", json.dumps([[program]]), timeout=seconds(120),
-                    env=environment(**SHARE, STAND_IN_GPUS=gpus, NCCL_MULTI_RANK_GPU_ENABLE="1"))
+                    env=environment(**SHARE, EMULATED_GPUS=gpus, NCCL_MULTI_RANK_GPU_ENABLE="1"))
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -257,8 +257,8 @@ with gc.init(timeout=60) as comm:
 
 @pytest.mark.parametrize("executor", [{}, pytest.param(PEER, marks=SLOW)])
 def test_gpus_in_exclusive_mode(mpiexec, emulated_kernels, executor):
-    said = job(4, ON_OWN_GPU.replace('"native"', '"tree"') if executor else ON_OWN_GPU, **executor, STAND_IN_GPUS="4",
-               STAND_IN_EXCLUSIVE=str(os.getpid()))
+    said = job(4, ON_OWN_GPU.replace('"native"', '"tree"') if executor else ON_OWN_GPU, **executor, EMULATED_GPUS="4",
+               EMULATED_EXCLUSIVE=str(os.getpid()))
     assert sorted(said) == ["0", "1", "2", "3"]
 
 
@@ -267,7 +267,7 @@ import sys, cupy, gpucoll as gc
 with gc.init(timeout=60) as comm:
     part = comm.split(comm.rank // 2)
     assert comm.device == part.device
-    if comm.mpi is not None:  # the stand-in's NCCL needs MPI
+    if comm.mpi is not None:  # the emulated NCCL needs MPI
         cupy.cuda.Device(part.device).use()
         total = part.all_reduce(cupy.full(3, comm.rank))
         assert int(total[0]) == (1, 5)[comm.rank // 2]
@@ -284,7 +284,7 @@ NAMED = ["sh", "-c", 'GPUCOLL_DEVICE=$((3 - ${PMI_RANK:-$OMPI_COMM_WORLD_RANK}))
     pytest.param(UNNUMBERED, [0, 0, 0, 0], id="the launcher numbers no ranks of a host"),
     pytest.param(NAMED, [-3, -1, 1, 3], id="named", marks=SLOW)])
 def test_a_part_keeps_the_gpus_of_its_ranks(mpiexec, emulated_kernels, words, differences):
-    result = launch(4, *words, sys.executable, "-c", PARTS, env=environment(STAND_IN_GPUS="4"), timeout=seconds(60))
+    result = launch(4, *words, sys.executable, "-c", PARTS, env=environment(EMULATED_GPUS="4"), timeout=seconds(60))
     assert result.returncode == 0, result.stdout + result.stderr
     assert sorted(map(int, result.stdout.split())) == differences
 
@@ -301,7 +301,7 @@ COMMANDS = [pytest.param("doctor", "self-test   cuda: ", marks=SLOW),
 @pytest.mark.parametrize(("words", "said"), COMMANDS)
 def test_commands_with_four_gpus(mpiexec, emulated_kernels, tmp_path, words, said):
     result = launch(4, sys.executable, "-m", "gpucoll", *words.split(), timeout=seconds(200),
-                    env=environment(STAND_IN_GPUS="4", GPUCOLL_TIMEOUT="60", GPUCOLL_CACHE=str(tmp_path)))
+                    env=environment(EMULATED_GPUS="4", GPUCOLL_TIMEOUT="60", GPUCOLL_CACHE=str(tmp_path)))
     printed = result.stdout + result.stderr
     assert (result.returncode, said in printed) == (0, True), printed
 
@@ -330,5 +330,5 @@ PEER_HOSTILE = [("dlpack",), ("planned",), ("captured", "ring"), ("kernels_of_th
 def test_threads(emulated_kernels, programs, gpus, variables):
     which = json.dumps([("threads", 3, *program) for program in programs])
     result = run_job([sys.executable, "-m", "gpu.programs", which], seconds(200),
-                     environment(STAND_IN_GPUS=str(gpus), **variables))
+                     environment(EMULATED_GPUS=str(gpus), **variables))
     assert result.returncode == 0, result.stdout + result.stderr
