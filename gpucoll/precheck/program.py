@@ -7,7 +7,6 @@ import contextlib
 import functools
 import importlib
 import os
-import random
 import sys
 import threading
 import time
@@ -29,7 +28,6 @@ from gpucoll.precheck.state import SEED, ProcessState, is_of_program
 from gpucoll.precheck.turns import Turns, Unwound, VirtualRank, refusal, refusals
 
 MOST_RANKS = 4096  # threads of one process
-BLOCKS = 128  # of memory, of each size
 # Variables that concern real ranks only.
 HIDDEN = ("GPUCOLL_DUMP_DIR", "GPUCOLL_FAULT", "GPUCOLL_METRICS", "GPUCOLL_SUMMARY")
 
@@ -76,7 +74,6 @@ class Precheck:
 
         self.turns = turns = Turns(self._size, body, self._stopped, self._switched)
         refusals.clear()
-        self._holes = _holes()
         had_torch = "gpucoll.torch" in sys.modules
         before = {name: os.environ.pop(name) for name in HIDDEN if name in os.environ}
         self.state = ProcessState(self._size, is_program=self._is_program)
@@ -150,19 +147,12 @@ def check_function(function: Callable[[Any], object], size: int) -> list[Finding
     return Precheck(size, is_program=False).run(lambda rank: function(gc.init()))
 
 
-def _holes() -> list[bytes]:
-    """Leave holes in memory, in random order: objects of two ranks then have addresses in different orders."""
-    blocks = [bytes(nbytes) for nbytes in range(0, 480, 16) for _ in range(BLOCKS)]
-    random.Random(1).shuffle(blocks)
-    return blocks[::2]
-
-
 @contextlib.contextmanager
 def _own_process(turns: Turns) -> Iterator[None]:
     """Let each rank be as a process of its own.
 
-    Ranks that sleep give up their turn, since they may poll for another rank. `os._exit` ends only the rank, whose
-    functions for the exit are called at its end.
+    Ranks that sleep give up their turn, since a rank may poll for another rank. `os._exit` ends only the rank.
+    Functions for the exit are called at the end of their rank.
     """
     process, before = os.getpid(), [(owner, name, getattr(owner, name)) for owner, name in (
         (time, "sleep"), (os, "_exit"), (atexit, "register"), (atexit, "unregister"), (os, "execv"), (os, "execve"))]
