@@ -65,6 +65,8 @@ class CudaDevice(Device):
         other = array.device.id
         return None if other == self.ordinal else f"on GPU {other}"
 
+    current_stream = staticmethod(cupy.cuda.get_current_stream)
+
     def stream(self, given: Any) -> Any:
         """Return the stream of a call; see `as_stream`.
 

@@ -99,7 +99,8 @@ class StreamOrder:
         launch(stream)
         if stream is not self._last or self._event is not None or self._flying:
             self.passed(stream, None)
-        self.noted(stream, output, None if keep is None else self.hold(stream, keep))
+        if self.is_watched or keep is not None:
+            self.noted(stream, output, None if keep is None else self.hold(stream, keep))
 
     def passed(self, stream: Stream, keep: object) -> None:
         """Record the operation just enqueued on `stream` as the last; in a capture only keep `keep` alive."""

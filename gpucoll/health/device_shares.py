@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from gpucoll.device import Device, Event, Stream
 from gpucoll.executors import call_site
-from gpucoll.health.shares import NO_STAMPS, CallClock, CallShares, Stamps
+from gpucoll.health.shares import NO_STAMPS, CallClock, Stamps
 
 # Bytes from which a call is timed: the events of a shorter call cost the host about as much time as the call takes.
 LARGE = 1 << 20
@@ -77,19 +77,16 @@ class DeviceShares:
         self.call_count += 1
         return self.call_count
 
-    def begin(self, number: int, nbytes: int, call: CallShares | None, stream: Stream) -> EventTimes | None:
+    def begin(self, number: int, nbytes: int, sums: list[float], stream: Stream) -> EventTimes | None:
         """Return the events of call `number`, of `nbytes` on all ranks, with the begin recorded, if the call is timed.
 
-        `call` has the sums of this kind of call; from now on only events add seconds.
+        `sums` are those of this kind of call.
         """
-        if call is None:
-            return None
-        call.by_events = True
         if nbytes < LARGE or stream.is_capturing():
             return None
         self._collect()
         began = self._marked(stream)
-        return EventTimes(number, call.sums, call_site(), self._left, began, began)
+        return EventTimes(number, sums, call_site(), self._left, began, began)
 
     def end(self, timed: EventTimes, stream: Stream) -> None:
         """Record the end of a timed call."""

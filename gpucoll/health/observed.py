@@ -61,7 +61,7 @@ class ObservedCall(Call):
         return self._call.engine_plan
 
     def launcher(self, source: Any, target: Any) -> Launcher | None:
-        """Return a function that begins to compare a call and enqueues it; None if the call needs `run`."""
+        """Return a function that begins to compare a call, enqueues and counts it; None if the call needs `run`."""
         # Observers and a full comparison have their place in `run`.
         comparison, shares = self._comparison, self._shares
         if self._observers or not (comparison is None or isinstance(comparison, Deferred)):
@@ -71,19 +71,20 @@ class ObservedCall(Call):
             return None
         begin = shares.numbered if comparison is None else comparison.begin
         description, nbytes, clock = self.request.description, self.request.nbytes, shares.clock
+        sums = clock.sums.row(self.request.collective, nbytes)
 
         # The comparison first: its error keeps the call from being enqueued.
         def count(stream: Any) -> None:
             begin(description)
-            if clock.current is not None:
-                clock.current.by_events = True
             enqueue(stream)
+            clock.enqueued(sums, nbytes)
 
         def timed(stream: Any) -> None:
-            times = shares.begin(begin(description), nbytes, clock.current, stream)
+            times = shares.begin(begin(description), nbytes, sums, stream)
             enqueue(stream)
             if times is not None:
                 shares.end(times, stream)
+            clock.enqueued(sums, nbytes)
 
         return count if nbytes < LARGE else timed
 
@@ -108,10 +109,11 @@ class ObservedCall(Call):
     def _begun(self, call: CallShares | None, stream: Any) -> EventTimes | None:
         """Return the events of this call, if it is timed on a GPU."""
         shares, comparison = self._shares, self._comparison
-        if shares is None:
+        if shares is None or call is None:
             return None
+        call.by_events = True  # from now on only events add seconds
         number = comparison.number if isinstance(comparison, Deferred) else shares.numbered()
-        return shares.begin(number, self.request.nbytes, call, stream)
+        return shares.begin(number, self.request.nbytes, call.sums, stream)
 
     def _executed(self, operation: Operation, rows: Rows) -> Operation:
         waits = False

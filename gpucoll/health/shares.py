@@ -142,11 +142,17 @@ class CallClock:
         self.current = CallShares(self.sums.row(name, nbytes), nbytes, now, now - left, (own, waited))
         return self.current
 
-    def end(self, call: CallShares, *, enqueued: bool = False) -> None:
-        """Count a call that ends now. A call that only `enqueued` has not waited, nor run an engine."""
+    def end(self, call: CallShares) -> None:
+        """Count a call that ends now."""
         self._left = now = time.monotonic_ns()
-        self.sums.delayed(call.end(now, call.totals if enqueued else self._totals()[:2]), call.place)
+        self.sums.delayed(call.end(now, self._totals()[:2]), call.place)
         self.current = None
+
+    def enqueued(self, sums: list[float], nbytes: int) -> None:
+        """Count a call that was only enqueued, on a GPU: events give its seconds."""
+        self._left = time.monotonic_ns()
+        sums[0] += 1
+        sums[1] += nbytes
 
     def found(self, call: CallShares, own: int, waited: int, description: str) -> None:
         """Add the shares of a call that its comparison has found only after the call."""

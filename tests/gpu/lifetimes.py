@@ -211,6 +211,40 @@ def repeated_elsewhere(comm, algorithm):
     messages_elsewhere(comm)
 
 
+def same_objects(comm, algorithm):
+    """Calls known by the identity of their arrays, where arrays end, streams change, and a graph is captured."""
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    kept, result, total = ramp(comm, BLOCK), cupy.empty(BLOCK, numpy.float32), sum(ranges(comm, BLOCK))
+    cupy.cuda.Device().synchronize()
+    known = comm._core.calls.same
+    for turn, stream in enumerate([stream for stream in streams for _ in range(2)]):
+        with stream:
+            x, out = ramp(comm, BLOCK, turn), cupy.empty(BLOCK, numpy.float32)
+            for one in list(known):  # new arrays may have the numbers of arrays that have ended
+                known[*one[:4], id(x), id(out)] = known[one]
+            for _ in range(4):
+                same(comm.all_reduce(x, out, algorithm=algorithm), sum(ranges(comm, BLOCK, turn)))
+                same(comm.all_reduce(kept, result, algorithm=algorithm), total)
+    assert known, "no call was known by its arrays"
+    with streams[1]:
+        for change in (1, 2):
+            with held(streams[1]):
+                kept += change  # work that a call on another stream would overtake
+                comm.all_reduce(kept, result, algorithm=algorithm)
+            total += change * comm.size
+            same(result, total)
+    if algorithm == "native":
+        streams[1].begin_capture()
+        with streams[1]:
+            comm.all_reduce(kept, result, algorithm=algorithm)
+        graph = streams[1].end_capture()
+        kept[...] = 5
+        cupy.cuda.Device().synchronize()
+        graph.launch(streams[1])
+        with streams[1]:
+            same(result, numpy.full(BLOCK, 5 * comm.size, numpy.float32))
+
+
 def messages_elsewhere(comm):
     """Messages on a stream of their own hold their arrays."""
     ours, right, left = cupy.cuda.Stream(non_blocking=True), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size

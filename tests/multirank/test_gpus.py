@@ -69,6 +69,7 @@ WITH_NCCL = [("missing", "native"), ("missing", "ring"),
              ("streams", "native"), ("shares", "native", "memory"), ("asynchronous", "native"), ("captured", "ring"),
              ("captured", "native"), ("captured", "auto"), ("aborted",), ("broken",), ("blocking",),
              ("elsewhere", "auto"), ("elsewhere", "ring", "tree"), ("repeated_elsewhere", "ring"), ("reused", "native"),
+             ("same_objects", "native"),
              ("reused", "ring"), ("reused_windows",), ("freed_windows",),
              *(("mirrored", "copies", name, "native") for name in ("broadcast", "gather", "scatter", "all_to_all"))]
 ON_PEER = [("shares", "two_shot", "memory"), ("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring"),
@@ -76,7 +77,8 @@ ON_PEER = [("shares", "two_shot", "memory"), ("missing", "two_shot"), ("missing"
            ("captured", "ring"), ("captured", "one_shot"), ("captured", "two_shot"), ("dlpack",), ("symmetric",),
            ("planned",), ("blocks",), ("packets_of_128_bytes",), ("unreachable",), ("lossy",), ("many_calls", "ring"),
            ("lifetimes", "ring", "one_shot", "two_shot"), ("fault",), ("mirrored", "every_count", "all_reduce", "ring"),
-           ("elsewhere", "two_shot", "ring"), ("repeated_elsewhere", "two_shot"), ("reused", "two_shot"),
+           ("elsewhere", "two_shot", "ring"), ("repeated_elsewhere", "two_shot"), ("same_objects", "two_shot"),
+           ("reused", "two_shot"),
            ("reused", "one_shot", "ring"), ("let_go",)]
 
 
