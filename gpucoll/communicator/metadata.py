@@ -73,7 +73,7 @@ class MetadataExchange:
     def exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
         """Return the result of a collective on `row` at once, even inside a group of calls.
 
-        Raises LengthsDiffer, a reason to repeat the exchange, if another rank has foretold lengths that have changed.
+        Raises LengthsDiffer, a reason to repeat the exchange, if another rank took lengths from an earlier call.
         """
         # The call itself cannot be prepared without the result: a group must not put it off.
         core, cache_key = self._core, (f"{collective} of a header of {name}", "", root, "auto")

@@ -272,25 +272,39 @@ class Communicator:
     # ---------------------------------------------------------------------------------------- blocks of unlike lengths
 
     @shaped(GatheringBlocks)
-    def all_gather_v(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
-                     async_op: bool = False) -> Any:
+    def all_gather_v(self, x: Any, out: Any = None, counts: Sequence[int] | None = None, *, algorithm: str = "auto",
+                     stream: Any = None, async_op: bool = False) -> Any:
         """Return the list of all ranks' `x` (shape (n_i, \\*s)) on every rank; views of one array. MPI-5.0, 6.7.
 
         `out` receives the result and is returned. It is one array (sum(n_i), \\*s), and `x` may be this rank's block in
-        it; or it is a list of arrays (n_i, \\*s), at the same speed.
+        it; or it is a list of arrays (n_i, \\*s), at the same speed. `counts` are the lengths n_i of all ranks, the
+        same numbers on every rank: nothing is exchanged then. None means that the ranks tell each other the lengths,
+        with one host message if these differ from the last call's.
         """
+        if counts is not None:
+            if stream is None and not async_op and self._core.group is None:
+                result = self._core.fast_path("all_gather_v counts", 0, counts, algorithm, x, out)
+                if result is not NotImplemented:
+                    return result
+            return self._blocks.counted("all_gather_v", x, counts, out, CallOptions(algorithm, async_op, stream))
         if stream is None and not async_op and self._core.group is None and (
                 result := self._blocks.repeat("all_gather_v", "", 0, algorithm, x, out)) is not NotImplemented:
             return result
         return self._blocks.gather("all_gather_v", x, out, 0, CallOptions(algorithm, async_op, stream))
 
     @shaped(GatheringBlocksToRoot)
-    def gather_v(self, x: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
-                 async_op: bool = False) -> Any:
+    def gather_v(self, x: Any, root: int = 0, out: Any = None, counts: Sequence[int] | None = None, *,
+                 algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the list of all ranks' `x` (shape (n_i, \\*s)) on `root`, None elsewhere. MPI-5.0, 6.5.
 
-        `out` is as in `all_gather_v`.
+        `out` and `counts` are as in `all_gather_v`.
         """
+        if counts is not None:
+            if stream is None and not async_op and self._core.group is None:
+                result = self._core.fast_path("gather_v counts", root, counts, algorithm, x, out)
+                if result is not NotImplemented:
+                    return result
+            return self._blocks.counted("gather_v", x, counts, out, CallOptions(algorithm, async_op, stream), root=root)
         if stream is None and not async_op and self._core.group is None and (
                 result := self._blocks.repeat("gather_v", "", root, algorithm, x, out)) is not NotImplemented:
             return result
@@ -331,10 +345,13 @@ class Communicator:
         The blocks of rows follow in rank order. `counts` is the same on all ranks; `out` (counts[rank], \\*s) receives
         the result and is returned. MPI-5.0, 6.10.2.
         """
-        if dtype is None and stream is None and not async_op and self._core.group is None and (
-                result := self._blocks.repeat("reduce_scatter_v", op, counts, algorithm, x, out)) is not NotImplemented:
-            return result
-        return self._blocks.reduce_scatter(x, counts, op, out, dtype, CallOptions(algorithm, async_op, stream))
+        core = self._core
+        if dtype is None and stream is None and not async_op and core.group is None:
+            result = core.fast_path("reduce_scatter_v counts", op, counts, algorithm, x, out)
+            if result is not NotImplemented:
+                return result
+        return self._blocks.counted("reduce_scatter_v", x, counts, out, CallOptions(algorithm, async_op, stream),
+                                    op=op, kind=dtype)
 
     # ------------------------------------------------------------------------------------------------- pickled objects
 
@@ -365,9 +382,8 @@ class Communicator:
         if x is not None and not async_op and self._core.group is None:
             # The engine does most blocking messages inside a node, with few steps of Python.
             begun = self._points.exchange_here(x, dst, None, -1, tag)
-            if begun is not NotImplemented:
-                return None if begun is True else self._points.rest("send", begun, x, dst, None, -1, tag)
-        return self._points.send(x, dst, tag, async_op=async_op)
+            return None if begun is True else self._points.blocking("send", begun, x, dst, None, -1, tag)
+        return self._points.point("send", x, dst, None, -1, tag, async_op=async_op)
 
     @shaped(Receiving)
     def recv(self, out: Any, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *, async_op: bool = False) -> Any:
@@ -385,17 +401,15 @@ class Communicator:
         """
         if out is not None and status is None and not async_op and self._core.group is None:
             begun = self._points.exchange_here(None, -1, out, src, tag)
-            if begun is not NotImplemented:
-                return out if begun is True else self._points.rest("recv", begun, None, -1, out, src, tag)
-        return self._points.recv(out, src, tag, status, async_op=async_op)
+            return out if begun is True else self._points.blocking("recv", begun, None, -1, out, src, tag)
+        return self._points.point("recv", None, -1, out, src, tag, status, async_op=async_op)
 
     def sendrecv(self, x: Any, out: Any, dst: int, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` to rank `dst` while receiving `out` from rank `src`; return `out`. MPI-5.0, 3.11."""
         if x is not None and out is not None and not async_op and self._core.group is None:
             begun = self._points.exchange_here(x, dst, out, src, tag)
-            if begun is not NotImplemented:
-                return out if begun is True else self._points.rest("sendrecv", begun, x, dst, out, src, tag)
-        return self._points.sendrecv(x, out, dst, src, tag, async_op=async_op)
+            return out if begun is True else self._points.blocking("sendrecv", begun, x, dst, out, src, tag)
+        return self._points.point("sendrecv", x, dst, out, src, tag, async_op=async_op)
 
     @shaped(Probing)
     def probe(self, src: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Any:

@@ -96,28 +96,31 @@ class GatheringBlocks(Protocol):
     """The type of all_gather_v."""
 
     @overload
-    def __call__(self, x: A, out: None = None, *, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[False] = False) -> list[A]: ...
+    def __call__(self, x: A, out: None = None, counts: Sequence[int] | None = None, *, algorithm: str = "auto",
+                 stream: Any = None, async_op: Literal[False] = False) -> list[A]: ...
     @overload
-    def __call__(self, x: Any, out: O, *, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[False] = False) -> O: ...
+    def __call__(self, x: Any, out: O, counts: Sequence[int] | None = None, *, algorithm: str = "auto",
+                 stream: Any = None, async_op: Literal[False] = False) -> O: ...
     @overload
-    def __call__(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[True]) -> Work: ...
+    def __call__(self, x: Any, out: Any = None, counts: Sequence[int] | None = None, *, algorithm: str = "auto",
+                 stream: Any = None, async_op: Literal[True]) -> Work: ...
 
 
 class GatheringBlocksToRoot(Protocol):
     """The type of gather_v: None on other ranks than the root."""
 
     @overload
-    def __call__(self, x: A, root: int = 0, *, out: None = None, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[False] = False) -> list[A] | None: ...
+    def __call__(self, x: A, root: int = 0, out: None = None, counts: Sequence[int] | None = None, *,
+                 algorithm: str = "auto", stream: Any = None, async_op: Literal[False] = False) -> list[A] | None: ...
     @overload
-    def __call__(self, x: Any, root: int = 0, *, out: O, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[False] = False) -> O | None: ...
+    def __call__(self, x: Any, root: int, out: O, counts: Sequence[int] | None = None, *,
+                 algorithm: str = "auto", stream: Any = None, async_op: Literal[False] = False) -> O | None: ...
     @overload
-    def __call__(self, x: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[True]) -> Work: ...
+    def __call__(self, x: Any, root: int = 0, *, out: O, counts: Sequence[int] | None = None,
+                 algorithm: str = "auto", stream: Any = None, async_op: Literal[False] = False) -> O | None: ...
+    @overload
+    def __call__(self, x: Any, root: int = 0, out: Any = None, counts: Sequence[int] | None = None, *,
+                 algorithm: str = "auto", stream: Any = None, async_op: Literal[True]) -> Work: ...
 
 
 class ScatteringBlocks(Protocol):

@@ -46,6 +46,7 @@ class PointToPoint:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._batch: Batch | None = None  # messages between GPU arrays in the open group
+        self._row = _itself if core.link.has_collectives else _bytes  # what the carrier takes: MPI takes any array
         cycles = Cycles(core.waits, core.rank, lambda: self.board)
         core.waits.rank, core.waits.has_left = core.rank, core.link.has_left
         core.waits.message_wait.look, core.waits.message_wait.leave = cycles.look, cycles.hide
@@ -72,20 +73,40 @@ class PointToPoint:
         found = self.carrier.seen(source, tag)
         return None if found is None else ProbeResult(*found)
 
-    def send(self, x: Any, dst: int, tag: int, *, async_op: bool = False) -> Any:
-        if not async_op and self._is_plain(x, dst, tag):
-            return self._soon("send", x, dst, None, -1, tag)
-        return self._point(self.message("send", tag, x, dst), async_op)
+    def blocking(self, name: str, begun: Any, x: Any, dst: Any, out: Any, src: Any, tag: Any) -> Any:
+        """Send `x` and receive `out`, each unless None, and wait for both; return `out`.
 
-    def recv(self, out: Any, src: int, tag: int, status: Any = None, *, async_op: bool = False) -> Any:
-        if status is None and not async_op and self._is_plain(out, src, tag) and out.flags.writeable:
-            return self._soon("recv", None, -1, out, src, tag)
-        message = self.message("recv", tag, out=out, src=src, wildcards=True)._replace(status=status)
-        if message.taken is None:
+        `begun` is the answer of `exchange_here`: the requests of receive and send, or NotImplemented for messages not
+        begun. Only long messages need a `Work`; arrays that the carrier cannot take as they are go by `point`.
+        """
+        core = self._core
+        state: State = [(), ()]
+        if begun is not NotImplemented:
+            came, sent = begun
+            state[:] = (came,), (sent,)
+            operation = ends(state, came, sent, x, out, src)
+        elif (x is None or self._is_plain(x, dst, tag)) and (out is None or (
+                self._is_plain(out, src, tag) and out.flags.writeable and not numpy.may_share_memory(x, out))):
+            core.life.check_usable()
+            operation = self._whole(state, x, dst, out, src, tag)
+        else:
+            return self.point(name, x, dst, out, src, tag)
+        work = core.waits.soon(operation, name, out)
+        return out if work is None else awaiting(work, *ends_of(state, x, dst, out, src, tag)).wait()
+
+    def point(self, name: str, x: Any, dst: Any, out: Any, src: Any, tag: Any, status: Any = None, *,
+              async_op: bool = False) -> Any:
+        """Make a `send`, `recv` or `sendrecv` of arrays of any kind; return a `Work`, or `out`."""
+        message = self.message(name, tag, x, dst, out, src, wildcards=name == "recv")._replace(status=status)
+        if name == "recv" and message.taken is None:
             fill_status(status, ProbeResult(PROC_NULL, ANY_TAG, 0))
-        elif message.came_from is not None and message.tag is not None:
+        elif message.taken is not None and message.came_from is not None and message.tag is not None:
             fill_status(status, ProbeResult(message.came_from, message.tag, message.taken.nbytes))
-        return self._point(message, async_op)
+        if self._core.group is not None:
+            work = self.in_group(message, self._core.group)
+            return work if async_op else message.result
+        (work,) = self.start_together([message], overlaps=async_op)
+        return work if async_op else work.wait()
 
     def probe(self, src: int, tag: int, status: Any) -> Any:
         pattern = self._pattern("probe", src, tag)
@@ -128,42 +149,21 @@ class PointToPoint:
         fill_status(status, found)
         return found
 
-    def sendrecv(self, x: Any, out: Any, dst: int, src: int, tag: int, *, async_op: bool = False) -> Any:
-        if not async_op and self._is_plain(x, dst, tag) and self._is_plain(out, src, tag) and out.flags.writeable \
-                and not numpy.may_share_memory(x, out):
-            return self._soon("sendrecv", x, dst, out, src, tag)
-        return self._point(self.message("sendrecv", tag, x, dst, out, src), async_op)
-
     def _is_plain(self, array: Any, peer: Any, tag: Any) -> bool:
-        """Return whether MPI or a store may work on `array` itself, and no earlier message must come first."""
+        """Return whether the carrier may work on `array` itself, and no earlier message must come first."""
         return type(array) is numpy.ndarray and type(peer) is type(tag) is int and 0 <= peer < self._core.size \
             and 0 <= tag < TAGS and array.dtype.char in PLAIN and array.dtype.isnative and array.flags.c_contiguous \
-            and array.nbytes <= MAX_MESSAGE and self._core.link.mpi is not None and self._core.group is None \
-            and not self._core.options.emulated and not self._core.waits.has_messages
-
-    def rest(self, name: str, begun: Any, x: Any, dst: int, out: Any, src: int, tag: int) -> Any:
-        """Wait for the messages begun by the engine; return `out`."""
-        came, sent = begun
-        state: State = [(came,), (sent,)]
-        work = self._core.waits.soon(ends(state, came, sent, x, out, src), name, out)
-        return out if work is None else awaiting(work, *ends_of(state, x, dst, out, src, tag)).wait()
-
-    def _soon(self, name: str, x: Any, dst: int, out: Any, src: int, tag: int) -> Any:
-        """Send `x` and receive `out`, each unless None; return `out`. Only a long message needs a `Work`."""
-        self._core.life.check_usable()
-        state: State = [(), ()]
-        work = self._core.waits.soon(self._whole(state, x, dst, out, src, tag), name, out)
-        return out if work is None else awaiting(work, *ends_of(state, x, dst, out, src, tag)).wait()
+            and array.nbytes <= MAX_MESSAGE and not self._core.options.emulated and not self._core.waits.has_messages
 
     def _whole(self, state: State, x: Any, dst: int, out: Any, src: int, tag: int) -> Generator[Pending, None, None]:
         came = sent = None
-        code, points = code_of((x if out is None else out).dtype), self.carrier
+        code, points, row = code_of((x if out is None else out).dtype), self.carrier, self._row
         try:
             # Post the receive first: a message for it then stays out of the unexpected queue.
             if out is not None:
-                came = points.Irecv([out, BYTES], src, tag, code)
+                came = points.Irecv([row(out), BYTES], src, tag, code)
             if x is not None:
-                sent = points.Isend([x, BYTES], dst, tag, code if out is None else code_of(x.dtype))
+                sent = points.Isend([row(x), BYTES], dst, tag, code if out is None else code_of(x.dtype))
         except BaseException:
             cancel([] if came is None else [came], (x, out, sent))
             raise
@@ -196,13 +196,6 @@ class PointToPoint:
         if given is not None and taken is not None and overlap(given, taken):
             raise ArgumentError(f"{name}: x and out overlap; pass another array", code="GC-OVERLAP")
         return PointMessage(name, given, to, taken, came, tagged, out, space)
-
-    def _point(self, message: PointMessage, async_op: bool) -> Any:
-        if self._core.group is not None:
-            work = self.in_group(message, self._core.group)
-            return work if async_op else message.result
-        (work,) = self.start_together([message], overlaps=async_op)
-        return work if async_op else work.wait()
 
     def in_group(self, message: PointMessage, group: list[Work]) -> Work:
         # GPU messages of a group form one transport group: enqueued singly, one could wait for another for ever.
@@ -355,6 +348,14 @@ def awaiting(work: Work, *ends: End) -> Work:
     """Return `work`, known from now on to wait for these messages: a message that ends soon needs no such words."""
     work.ends = ends
     return work
+
+
+def _itself(array: Array) -> Array:
+    return array
+
+
+def _bytes(array: Array) -> Array:
+    return array.reshape(-1).view(numpy.uint8)
 
 
 POINTS = ("send", "recv", "sendrecv")

@@ -1,10 +1,10 @@
-"""The v-variants: blocks of different lengths along the first axis. One host message exchanges the lengths.
+"""The v-variants: blocks of different lengths along the first axis.
 
-An error on one rank is raised on every rank: the host message carries the refusal. The engine repeats calls with known
-lengths, as all other calls: its table has them under their name and a digest of the lengths of all ranks. The table
-has a call under its name alone, too: a rank with the lengths of an earlier call takes the lengths of all ranks from
-that call, and sends no host message. The lengths are foretold. Their digest is part of the description that the ranks
-compare before data move. If the descriptions differ, all ranks exchange host messages.
+Where the caller gives the counts of all ranks, nothing is exchanged: the counts are part of the description that the
+ranks compare before data move. Otherwise one host message exchanges the lengths. An error on one rank is raised on
+every rank: the host message carries the refusal. The engine repeats calls with known lengths, as all other calls: its
+table has them under their name and a digest of the lengths of all ranks. It has a call under its name alone, too, and
+then a rank with the lengths of an earlier call takes the lengths of all ranks from that call, see `LengthCache`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from gpucoll.communicator.gpu import on_side_stream
 from gpucoll.communicator.metadata import KEPT, Metadata, check_alike, checked_rows, row_with
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import are_whole, numpy_dtype, row_of
+from gpucoll.core.signature import COUNTS, counts_text
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import LengthsDiffer, ReadyCall
 from gpucoll.executors.engine.plans import shown
@@ -61,32 +62,88 @@ class Blocks(NamedTuple):
     rooms: Counts = ()  # lengths of the blocks in an `out` on a rank without output
 
 
+class LengthCache:
+    """The lengths that ranks exchanged in earlier calls, and whether a call may take its lengths from these.
+
+    Each name of a v-variant is in one of two states. A rank in the state KNOWN shows the digest of the lengths that it
+    takes from an earlier call. If the digests of the ranks differ, no data move and all ranks exchange lengths. All
+    ranks exchange, and find differences, in the same calls: they are always in the same state.
+
+    ================== ================================= ==================================================
+    state              after an exchange                 after a difference
+    ================== ================================= ==================================================
+    EXCHANGING n       EXCHANGING n - 1, for n = 1 KNOWN EXCHANGING m, with m twice as large as the last m
+    KNOWN (n = 0)      KNOWN                             EXCHANGING m: frequent differences cost more time
+    ================== ================================= ==================================================
+
+    At first n = m = 1; m is at most `MOST_EXCHANGES`.
+    """
+
+    def __init__(self) -> None:
+        # This rank's host messages in earlier calls, by `_key_of` their inputs.
+        self.messages: dict[Key, Array] = {}
+        # The counts of all ranks in earlier calls, and a digest, by call and by the bytes of the ranks' host messages.
+        self.agreed: dict[tuple[str, bytes], tuple[tuple[Counts, ...], str]] = {}
+        # Calls whose plans form the result in one array, and not in the arrays of a list.
+        self.joined: set[Key] = set()
+        self._exchanging: dict[str, int] = {}
+        self._patience: dict[str, int] = {}
+
+    def is_known(self, name: str) -> bool:
+        """Return whether a call may take the lengths of an earlier call."""
+        return self._exchanging.get(name) == 0
+
+    def exchanged(self, name: str) -> None:
+        """Count an exchange of lengths."""
+        self._exchanging[name] = max(0, self._exchanging.get(name, 1) - 1)
+
+    def differed(self, name: str) -> None:
+        """Let the next calls exchange lengths, as the ranks took theirs from different calls."""
+        self._exchanging[name] = self._patience[name] = min(2 * self._patience.get(name, 1), MOST_EXCHANGES)
+
+    def keep(self, key: tuple[str, bytes], agreed: tuple[Counts, ...]) -> tuple[tuple[Counts, ...], str]:
+        """Keep the counts of all ranks by the host messages that told them; return them with their digest."""
+        if len(self.agreed) >= KEPT or len(self.messages) >= KEPT:
+            for known in (self.agreed, self.messages, self.joined):
+                known.clear()
+        return self.agreed.setdefault(key, (agreed, _digest_of(key[1])))
+
+
 class VectorVariants:
     """The v-variants of a communicator, with the calls known to the engine."""
 
     def __init__(self, core: Core) -> None:
-        self._core = core
-        # This rank's host messages in earlier calls, by `_key_of` their inputs.
-        self._messages: dict[Key, Array] = {}
-        # The counts of all ranks in earlier calls, and a digest, by call and by the bytes of the ranks' host messages.
-        self._agreed: dict[tuple[str, bytes], tuple[tuple[Counts, ...], str]] = {}
-        # Calls whose plans form the result in one array, and not in the arrays of a list.
-        self._joined: set[Key] = set()
-        # By name: the number of exchanges still to come before lengths are foretold, and that number after a change.
-        # All ranks exchange, and find changes, in the same calls: the numbers are equal on all ranks.
-        self._exchanges: dict[str, int] = {}
-        self._patience: dict[str, int] = {}
+        self._core, self._lengths = core, LengthCache()
 
     def repeat(self, name: str, op: Any, place: Any, algorithm: Any, x: Any, out: Any) -> Any:
-        """Repeat a call with foretold lengths; return the result, or NotImplemented for calls unknown to the engine.
+        """Repeat a call with known lengths; return the result, or NotImplemented for calls unknown to the engine.
 
-        `place` is the root or the counts of a reduction.
+        `place` is the root or the counts of all ranks.
         """
         try:
             return self._core.fast_path(name, op, place, algorithm, x, out)
         except LengthsDiffer:
-            self._put_off(name)
+            self._differed(name)
             return NotImplemented
+
+    @reports_refusals
+    def counted(self, name: str, x: Any, counts: Any, out: Any, options: CallOptions, *, op: Any = "", root: Any = 0,
+                kind: Any = None) -> Any:
+        """Run a call whose caller knows the counts of all ranks: a gathering call, or a reduction of dtype `kind`."""
+        core, row = self._core, COLLECTIVES[name]
+        rank_info = core.sizes(name, root)
+        source = self._opened(check_rows, name, x, options.stream)
+        lengths = _checked_counts(name, counts, None if row.reduces else core.rank, core.size, len(source))
+        # No engine for arrays of other libraries and for calls with options that do not compare by value.
+        how = (op if row.reduces else rank_info.root), lengths, options.algorithm
+        is_repeatable = type(source) is numpy.ndarray and kind is None and self._is_plain(("", 0, how[2]), options) \
+            and type(op) is str
+        mine: Counts = (lengths[core.rank],)
+        taken = lengths if row.output.exists(core.rank, rank_info.root) else ()
+        given, taken, rooms = (lengths, mine, ()) if row.reduces else (mine, taken, lengths)
+        blocks = Blocks(name, source.shape[1:], source.dtype, given, taken, sum(lengths), counts_text(lengths),
+                        (f"{name} {COUNTS}", *how) if is_repeatable else (), rooms)
+        return self._run_blocks(blocks, source, source, options, x, out=out, op=op, root=rank_info.root, kind=kind)
 
     def gather(self, name: str, x: Any, out: Any, root: Any, options: CallOptions) -> Any:
         found, rows = self._exchange_and_repeat(name, ("", root, options.algorithm), x, out, options)
@@ -143,93 +200,65 @@ class VectorVariants:
                         self._same(name, digest, arrays[0], how, options))
         return self._run_blocks(blocks, arrays, arrays, options, xs, out=out)
 
-    def reduce_scatter(self, x: Any, counts: Any, op: Any, out: Any, dtype: Any, options: CallOptions) -> Any:
-        """Reduce rows to blocks of `counts` rows; see `Communicator.reduce_scatter_v`."""
-        name, how = "reduce_scatter_v", (op, tuple(counts) if type(counts) is list else counts, options.algorithm)
-        found, rows = (NotImplemented, None) if dtype is not None else \
-            self._exchange_and_repeat(name, how, x, out, options)
-        if found is not NotImplemented:
-            return found
-        self._core.life.check_usable()
-        lengths: Counts = ()
-
-        def check() -> Array:
-            nonlocal lengths
-            rows = self._opened(check_rows, name, x, options.stream)
-            lengths = self._check_counts(name, counts, len(rows))
-            return rows
-
-        source, _, digest = self._agree(name, check, lambda _: lengths, rows, alike=True)
-        how = op, lengths, options.algorithm
-        cache_key = self._same(name, digest, source, how, options) if dtype is None else ()
-        blocks = Blocks(name, source.shape[1:], source.dtype, lengths, (lengths[self._core.rank],), sum(lengths),
-                        digest, cache_key)
-        return self._run_blocks(blocks, source, source, options, x, out=out, op=op, kind=dtype)
-
     def _exchange_and_repeat(self, name: str, how: Key, x: Any, out: Any,
                              options: CallOptions) -> tuple[Any, Array | None]:
         """Exchange lengths, and repeat a call by the engine if the lengths are those of an earlier call.
 
-        `how` is op, root or counts, and algorithm. Return the result, or NotImplemented. The second value is the host
-        messages of all ranks if they were exchanged, else None: a call that cannot be repeated goes on with them.
+        `how` is op, root and algorithm. Return the result, or NotImplemented. The second value is the host messages of
+        all ranks if they were exchanged, else None: a call that cannot be repeated goes on with them.
         """
         # A wrong root is refused before the exchange, on every rank.
         is_wrong = type(how[1]) is int and not 0 <= how[1] < self._core.size
         if is_wrong or not self._is_plain(how, options):
             return NotImplemented, None
-        mine = self._messages.get(_key_of(name, x, how[1]))
+        mine = self._lengths.messages.get(_key_of(name, x))
         if mine is None:
             return NotImplemented, None
         # The same exchange as that of a rank which does not repeat the call.
         try:
             rows = self._core.fast_path(f"all_gather of a header of {name}", "", 0, "auto", mine, None)
         except LengthsDiffer:
-            self._put_off(name)
+            self._differed(name)
             return NotImplemented, None
         if rows is NotImplemented:
             return NotImplemented, None
-        self._count_exchange(name)
-        found = self._agreed.get((name, rows.tobytes()))
+        self._lengths.exchanged(name)
+        found = self._lengths.agreed.get((name, rows.tobytes()))
         return NotImplemented if found is None else self._repeat_known(name, (f"{name} {found[1]}", *how), x, out), rows
 
     def _repeat_known(self, name: str, cache_key: Key, x: Any, out: Any) -> Any:
         """Repeat a call with lengths known to be those of an earlier call; return the result, or NotImplemented."""
         found = self._core.fast_path(*cache_key, x, out)
         if found is not NotImplemented:
-            self._foretell(name, cache_key, x, out)
+            self._know(name, cache_key, x, out)
         return found
 
-    def _foretell(self, name: str, cache_key: Key, x: Any, out: Any) -> None:
+    def _know(self, name: str, cache_key: Key, x: Any, out: Any) -> None:
         """Let the engine repeat a known call without an exchange, if it can.
 
-        Foretold lengths need a comparison before data move. Neither v-variants nor their exchanges are eager, so all
-        ranks meet in each call. A record of calls would show calls that were given up.
+        Lengths of an earlier call need a comparison before data move. Neither v-variants nor their exchanges are eager,
+        so all ranks meet in each call. A record of calls would show calls that were given up.
         """
         core = self._core
-        if self._exchanges.get(name) == 0 and core.options.check in (None, "full") and core.host.compares_first \
+        if self._lengths.is_known(name) and core.options.check in (None, "full") and core.host.compares_first \
                 and not core.life.records_calls:
             core.engine.cache_renamed(cache_key[0], name, *cache_key[1:], x, out)
 
     def _exchanged(self, name: str, exchange: Callable[[], T]) -> T:
-        """Return the result of an exchange of lengths; exchange again if another rank has foretold other lengths."""
+        """Return the result of an exchange of lengths; exchange again if a rank took other lengths from a call."""
         while True:
             try:
                 found = exchange()
             except LengthsDiffer:
-                self._put_off(name)
+                self._differed(name)
                 continue
-            self._count_exchange(name)
+            self._lengths.exchanged(name)
             return found
 
-    def _put_off(self, name: str) -> None:
-        """Exchange lengths in the next calls: lengths that change often cost more than their exchange."""
-        self._patience[name] = min(2 * self._patience.get(name, 1), MOST_EXCHANGES)
-        self._exchanges[name] = self._patience[name]
+    def _differed(self, name: str) -> None:
+        self._lengths.differed(name)
         if self._core.engine is not None:
             self._core.engine.forget(name)
-
-    def _count_exchange(self, name: str) -> None:
-        self._exchanges[name] = max(0, self._exchanges.get(name, 1) - 1)
 
     def _is_plain(self, how: Key, options: CallOptions) -> bool:
         """Return whether the engine can do a whole call: a blocking one, with options that compare by value."""
@@ -247,7 +276,7 @@ class VectorVariants:
 
         `x` is the user's argument: the library of its arrays decides the current stream.
         """
-        core, row = self._core, COLLECTIVES[blocks.name]
+        core, row, is_counted = self._core, COLLECTIVES[blocks.name], blocks.digest.startswith(COUNTS)
         sources = given if isinstance(given, list) else [] if given is None else [given]
         if space is None:
             space = core.space(blocks.name, *(x if isinstance(given, list) else [x]), stream=options.stream)
@@ -263,7 +292,7 @@ class VectorVariants:
         formed, result = form_blocks(row, blocks.taken, blocks.tail, blocks.dtype, kind, space, room)
         target = None if formed is None else formed.row
         # The engine works on the caller's arrays, if it can, else on the flat rows made here.
-        is_joined = room is not None and room.is_list and (room.is_input or blocks.cache_key in self._joined)
+        is_joined = room is not None and room.is_list and (room.is_input or blocks.cache_key in self._lengths.joined)
         theirs = _arrays_of(x, out) and (isinstance(x, list | tuple) or not is_apart) and not is_joined
         ends = (x, out) if theirs else (source, target)
         if blocks.cache_key and not theirs and core.fast_path(*blocks.cache_key, *ends) is not NotImplemented:
@@ -272,11 +301,14 @@ class VectorVariants:
             return result
         call = prepare_blocks(source, (blocks.given, blocks.taken), blocks.most, blocks.tail, kind, space, formed,
                               result, given)
+        if is_counted:  # compared before data move; lengths that were exchanged are known to be equal
+            call = call._replace(cut=call.cut._replace(digest=blocks.digest))
         call = on_side_stream(call) if options.async_op else call
         checked = core.check_op(blocks.name, op, call) if row.reduces else None
         ready = core.resolve(row, call, options, core.options.executor, checked, root)
-        if ready.source is call.input and self._learn(blocks, ready, *ends):  # no copy scaled by an op
-            self._foretell(blocks.name, blocks.cache_key, x, out)
+        # The engine takes no copy scaled by an op.
+        if ready.source is call.input and self._learn(blocks, ready, *ends) and not is_counted:
+            self._know(blocks.name, blocks.cache_key, x, out)
         return core.begin(ready, call, options, (), None, None)
 
     def _learn(self, blocks: Blocks, ready: ReadyCall, x: Any, out: Any) -> bool:
@@ -290,25 +322,18 @@ class VectorVariants:
             result = out if isinstance(out, list | tuple) else \
                 result.view(blocks.dtype).reshape(sum(blocks.taken), *blocks.tail)
         request = ready.request
-        foretold = replace(request, cut=request.cut._replace(digest=blocks.digest)).description
+        shown_call = replace(request, cut=request.cut._replace(digest=blocks.digest)).description
         if not core.engine.cache_call(*cache_key, x, result, out, plan, core.seconds_of(ready.call), request.nbytes,
-                                      blocks.taken if is_list else None, *shown(foretold)):
-            self._joined.add(cache_key)
-        return cache_key not in self._joined
-
-    def _check_counts(self, name: str, counts: Any, rows: int) -> Counts:
-        whole = are_whole(counts) and all(one >= 0 for one in counts)
-        if not whole or len(counts) != self._core.size or sum(counts) != rows:
-            raise ArgumentError(f"{name}: counts {counts!r} must be {self._core.size} numbers with the sum {rows}, the "
-                                "length of x's first axis", code="GC-COUNTS")
-        return tuple(int(count) for count in counts)
+                                      blocks.taken if is_list else None, *shown(shown_call)):
+            self._lengths.joined.add(cache_key)
+        return cache_key not in self._lengths.joined
 
     def _opened(self, check: Callable[..., T], name: str, x: Any, stream: Any, *more: int) -> T:
         with self._core.current(stream, x if isinstance(x, list | tuple) else [x]):
             return check(name, x, *more)
 
-    def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], Counts], rows: Array | None = None, *,
-               alike: bool = False) -> tuple[Any, tuple[Counts, ...], str]:
+    def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], Counts],
+               rows: Array | None = None) -> tuple[Any, tuple[Counts, ...], str]:
         """Return this rank's checked argument, all ranks' counts and a digest; raise an error of any rank on all ranks.
 
         `rows` are the host messages if the ranks have exchanged them already.
@@ -317,30 +342,34 @@ class VectorVariants:
         lengths = () if mine else counts(checked)
         if self._core.link.exchange is not None:
             facts = {} if mine else _metadata_of(checked, lengths)
-            return checked, _counts_of(name, self._core.metadata.all_gather(facts, name, mine), alike), ""
+            return checked, _counts_of(name, self._core.metadata.all_gather(facts, name, mine)), ""
         size = self._core.size
         mine_row = row_with({}, size, mine) if mine else _row_of(*_like(checked), lengths, size)
         if rows is None:
             rows = self._exchanged(name, lambda: self._core.metadata.exchange("all_gather", mine_row, name))
         key = (name, rows.tobytes())
         # The same messages were checked before: take the counts from there.
-        found = self._agreed.get(key) if mine is None else None
+        found = self._lengths.agreed.get(key) if mine is None else None
         if found is None:
-            agreed = _counts_of(name, checked_rows(rows, name, mine), alike)
-            if len(self._agreed) >= KEPT or len(self._messages) >= KEPT:
-                self._agreed.clear()
-                self._messages.clear()
-                self._joined.clear()
-            found = self._agreed[key] = agreed, _digest_of(key[1])
-        if (place := _key_of(name, checked, lengths)):
-            self._messages[place] = mine_row
+            found = self._lengths.keep(key, _counts_of(name, checked_rows(rows, name, mine)))
+        if (place := _key_of(name, checked)):
+            self._lengths.messages[place] = mine_row
         return checked, *found
 
 
-def _counts_of(name: str, everyone: Sequence[Metadata], alike: bool) -> tuple[Counts, ...]:
-    """Return all ranks' counts; raise MismatchError if the ranks' blocks differ in more, or with `alike` in counts."""
-    for what, code in [("dtype", "GC-DTYPE"), ("tail", "GC-SHAPE"), ("gpu", "GC-DEVICE"),
-                       *([("counts", "GC-COUNTS")] if alike else [])]:
+def _checked_counts(name: str, counts: Any, rank: int | None, size: int, rows: int) -> Counts:
+    """Return counts given by the caller; `rows` is the length of x: the count of `rank`, or the sum without `rank`."""
+    if not are_whole(counts) or any(one < 0 for one in counts) or len(counts) != size or \
+            rows != (sum(counts) if rank is None else counts[rank]):
+        what = f"with the sum {rows}" if rank is None else f"and number {rank} must be {rows}"
+        raise ArgumentError(f"{name}: counts {counts!r} must be {size} numbers {what}, the length of x's first axis",
+                            code="GC-COUNTS")
+    return tuple(map(int, counts))
+
+
+def _counts_of(name: str, everyone: Sequence[Metadata]) -> tuple[Counts, ...]:
+    """Return all ranks' counts; raise MismatchError if the ranks' blocks differ in more."""
+    for what, code in [("dtype", "GC-DTYPE"), ("tail", "GC-SHAPE"), ("gpu", "GC-DEVICE")]:
         check_alike(name, everyone, what, code)
     return tuple(tuple(one["counts"]) for one in everyone)
 
@@ -351,14 +380,8 @@ def _arrays_of(x: Any, out: Any) -> bool:
     return all(one is None or (type(one) is numpy.ndarray and one.flags.c_contiguous) for one in arrays)
 
 
-def _key_of(name: str, x: Any, counts: Any) -> Key:
-    """Return the key of a call's input, equal for inputs with the same host message; () for inputs to be copied.
-
-    Only the counts of a reduction are part of its message.
-    """
-    if type(x) is numpy.ndarray and name == "reduce_scatter_v":
-        is_whole = type(counts) in (tuple, list) and all(type(one) is int for one in counts)
-        return (name, x.dtype, x.shape, *counts) if is_whole and x.flags.c_contiguous else ()
+def _key_of(name: str, x: Any) -> Key:
+    """Return the key of a call's input, equal for inputs with the same host message; () for inputs to be copied."""
     if type(x) is numpy.ndarray:
         return (name, x.dtype, x.shape) if x.flags.c_contiguous else ()
     if type(x) is list and x and all(type(one) is numpy.ndarray and one.dtype == x[0].dtype for one in x):

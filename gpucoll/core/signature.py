@@ -5,23 +5,26 @@ Ranks exchange the encoded form. Descriptions are for people only, so the wordin
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 _SEPARATOR = "\x1f"  # ASCII's unit separator
 _LENGTHS = ","
+COUNTS = "counts"  # the first word of lengths given by the caller
+_SHORT = 48  # characters of counts that are shown as they are
 # Error codes by the first differing field. The algorithm is last: a different size or op often changes the choice.
 _CODES = {"collective": "GC-COLLECTIVE", "dtype": "GC-DTYPE", "shape": "GC-SHAPE", "op": "GC-OP", "root": "GC-ROOT",
-          "nbytes": "GC-COUNTS", "algorithm": "GC-ALGO"}
+          "nbytes": "GC-COUNTS", "lengths": "GC-COUNTS", "algorithm": "GC-ALGO"}
 
 
 class Signature(NamedTuple):
     """A call in the form shared by all ranks making the same call; texts of any length are the last fields.
 
     `nbytes` counts the larger of input and output. `where` is "on devices" or "on the host" for calls depending on the
-    place. `header` is the collective announced by this exchange of shapes. `lengths` is a digest of the lengths of all
-    ranks' blocks, where a rank took these from an earlier call. `op` is empty without a reduction, `refusal` is empty
-    for accepted arguments.
+    place. `header` is the collective announced by this exchange of shapes. `lengths` tells the lengths of all ranks'
+    blocks apart: their digest, where a rank took them from an earlier call, or `counts_text` of the caller's counts.
+    `op` is empty without a reduction, `refusal` is empty for accepted arguments.
 
     >>> call = Signature("all_reduce", 8, "float32", shape=(2,), algorithm="ring", op="sum")
     >>> call.describe()
@@ -70,8 +73,21 @@ class Signature(NamedTuple):
             return f"{self.collective}{where}"
         op = f", op {self.op}" if self.op else ""
         header = f", header of {self.header}" if self.header else ""
+        header += f", {self.lengths}" if self.lengths.startswith(COUNTS) else ""
         return (f"{self.collective} by {self.algorithm}, {self.nbytes} bytes of {self.dtype} in {self.shape}{op}, "
                 f"root {self.root}{where}{header}")
+
+
+def counts_text(counts: Sequence[int]) -> str:
+    """Return the counts given by the caller in words; many counts are cut, and followed by a digest.
+
+    >>> counts_text([3, 0, 4])
+    'counts 3, 0, 4'
+    """
+    text = ", ".join(map(str, counts))
+    if len(text) > _SHORT:
+        text = f"{text[:_SHORT]}... #{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+    return f"{COUNTS} {text}"
 
 
 class LastCall(NamedTuple):
@@ -118,5 +134,7 @@ def code_of_difference(calls: Sequence[Signature]) -> str:
     >>> code_of_difference([Signature("reduce", root=0), Signature("reduce", root=1)])
     'GC-ROOT'
     """
+    if len({call.header or call.collective for call in calls}) == 1 < len({call.header for call in calls}):
+        return "GC-COUNTS"  # the counts were given on some ranks only: the other ranks exchange the lengths
     return next((code for name, code in _CODES.items() if len({getattr(call, name) for call in calls}) > 1),
                 "GC-MISMATCH")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from gpucoll.arrays import Cut
 from gpucoll.core.dtypes import Dtype
 from gpucoll.core.ops import LOGICAL, Op, Order
-from gpucoll.core.signature import Signature, code_of_difference, described, is_refusal
+from gpucoll.core.signature import COUNTS, Signature, code_of_difference, described, is_refusal
 from gpucoll.errors import MismatchError, PeerError, with_noun
 from gpucoll.plan import Plan
 from gpucoll.progress.operations import Operation
@@ -274,9 +274,10 @@ def lack_lengths(calls: Sequence[str]) -> bool:
     The other ranks exchange lengths, or use the lengths of yet another call.
     """
     found = [*map(Signature.decode, calls)]
-    # An exchange of lengths has a header and no lengths. Calls with the same lengths differ in another way.
+    # An exchange of lengths has a header and no lengths. Calls with the same lengths differ in another way. Lengths
+    # given by a caller are the caller's fault.
     return len({call.header or call.collective for call in found}) == 1 < len({call.lengths for call in found}) \
-        and all(call.header or call.lengths for call in found)
+        and all((call.header or call.lengths) and not call.lengths.startswith(COUNTS) for call in found)
 
 
 def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = False) -> MismatchError | PeerError:

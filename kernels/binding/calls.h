@@ -563,9 +563,9 @@ static Ref<> cache_renamed(Engine& self, PyObject* given) {
     check(PyArg_ParseTuple(given, "OOOOOOO", &known, options, options + 1, options + 2, options + 3, &x, &out));
     PyObject* others[OPTIONS] = {known, options[1], options[2], options[3]};
     const Entry* entry = self.table.find(key_of(self, others, x, out));
-    if (entry == nullptr || entry->foretold.empty()) return none();
+    if (entry == nullptr || entry->description.empty()) return none();
     Entry made = *entry;
-    made.known.plan = renamed_plan(made.known.plan->state, made.foretold.c_str(), made.signature);
+    made.known.plan = renamed_plan(made.known.plan->state, made.description.c_str(), made.signature);
     self.table.add(key_of(self, options, x, out), std::move(made));
     return none();
 }

@@ -158,7 +158,7 @@ struct Entry {
     npy_intp inside = APART;  // offset of `x` in the result (a call in place), or APART
     bool symmetric = false;
     Ref<> lengths;            // tuple of the lengths of the blocks of which the result is a list; null for an array
-    std::string foretold;     // how the ranks describe and compare the call of `cache_renamed`; else empty
+    std::string description;  // how the ranks describe and compare the call of `cache_renamed`; else empty
     int64_t signature = 0;
     KnownCall known;
 

@@ -1,4 +1,4 @@
-"""The v-variants that take the lengths of all blocks from an earlier call, or from the caller: one call of the engine."""
+"""The v-variants with lengths of blocks from an earlier call, or from the caller: a single call of the engine."""
 
 import contextlib
 import os
@@ -101,7 +101,7 @@ def exchanges_in_a_row(comm):
 
 @on_shared
 def rare_attempts(comm):
-    """Lengths that change in each call are seldom taken from earlier calls: calls given up would cost more than the exchange."""
+    """Lengths that change in each call are seldom taken from earlier calls: a call given up costs more."""
     turns, before = 200, comm._core.host_engine().call_count
     for turn in range(turns):
         call(comm, "all_gather_v", [*[[3]] * (comm.size - 1), [turn]], turn)
@@ -247,16 +247,16 @@ def counts_of_callers(comm):
             assert engine.call_count == before + 1, (name, turn)
     x, counts, last = numpy.full((2, 3), 1.0 + rank), [2] * size, size - 1
     for turn in range(3):
-        with pytest.raises(gc.MismatchError, match="GC-COUNTS.*counts 2, 2"):
+        with pytest.raises(gc.MismatchError, match=r"GC-COUNTS.*counts 2, 2"):
             comm.all_gather_v(x, counts=[2] * last + [3 if rank == 0 and size > 1 else 2])
-        with pytest.raises(gc.MismatchError, match="GC-COUNTS.*counts 2, 2"):
+        with pytest.raises(gc.MismatchError, match=r"GC-COUNTS.*counts 2, 2"):
             comm.all_gather_v(x, **({} if rank == last else {"counts": counts}))
         with pytest.raises(gc.MismatchError, match="GC-SHAPE"):
             comm.all_gather_v(x[:, 1:] if rank == last else x, counts=counts)
         for refused in (x[1:], numpy.ones((2, 3), object), "no array"):
             with pytest.raises((gc.ArgumentError, gc.DtypeError) if rank == last else gc.PeerError):
                 comm.gather_v(refused if rank == last else x, 0, counts=counts)
-        for wrong in (counts[1:], [2.0] * size, [3, -1] + counts[2:], 7):
+        for wrong in (counts[1:], [2.0] * size, [3, -1, *counts[2:]], 7):
             with pytest.raises(gc.ArgumentError if rank == last else gc.PeerError, match="GC-COUNTS"):
                 comm.all_gather_v(x, counts=wrong if rank == last else counts)
         out = numpy.full((2 * size, 3), numpy.nan)

@@ -9,9 +9,8 @@ KNOWN = {
     "a work of a communicator: it waits in `Progress.until`": """
         block_scaled/__init__.py BlockScaledCollectives._sum came.wait
         communicator/points.py PointToPoint.probe awaiting(work, End('probe', *pattern, 0, [(), None])).wait
-        communicator/points.py PointToPoint.rest awaiting(work, *ends_of(state, x, dst, out, src, tag)).wait
-        communicator/points.py PointToPoint._soon awaiting(work, *ends_of(state, x, dst, out, src, tag)).wait
-        communicator/points.py PointToPoint._point work.wait
+        communicator/points.py PointToPoint.blocking awaiting(work, *ends_of(state, x, dst, out, src, tag)).wait
+        communicator/points.py PointToPoint.point work.wait
         communicator/points.py PointToPoint.group work.wait
         distributed/send_recv.py recv work.wait
         distributed/work.py DistributedWork.wait self._work.wait

@@ -5,7 +5,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.communicator.metadata import checked_rows, row_with
-from gpucoll.core.signature import Signature, code_of_difference, described, is_refusal
+from gpucoll.core.signature import Signature, code_of_difference, counts_text, described, is_refusal
 from gpucoll.executors import lack_lengths, shortened
 
 CALLS = [Signature("all_reduce", 24, "float32", 0, "", "", "", (2, 3), "torus(4x2)", "sum"),
@@ -37,30 +37,33 @@ def test_long_ones_are_cut_and_still_differ():
 @pytest.mark.parametrize(("unlike", "code"), [
     ({"collective": "reduce"}, "GC-COLLECTIVE"), ({"dtype": "int8"}, "GC-DTYPE"), ({"shape": (6,)}, "GC-SHAPE"),
     ({"op": "max"}, "GC-OP"), ({"root": 1}, "GC-ROOT"), ({"nbytes": 25}, "GC-COUNTS"),
-    ({"algorithm": "ring"}, "GC-ALGO"), ({"header": "split"}, "GC-MISMATCH"), ({"lengths": "5d1c"}, "GC-MISMATCH"),
+    ({"algorithm": "ring"}, "GC-ALGO"), ({"header": "split"}, "GC-MISMATCH"), ({"lengths": "5d1c"}, "GC-COUNTS"),
     ({"root": 1, "algorithm": "ring"}, "GC-ROOT")])
 def test_the_first_unlike_field_has_the_code(unlike, code):
     assert code_of_difference([CALLS[0], CALLS[0]._replace(**unlike)]) == code
 
 
-def test_only_foretold_calls_lack_lengths():
-    """Calls of one v-variant, all foretold or exchanges of lengths, lack lengths; no other calls that differ do."""
-    foretold, other = (Signature("all_gather_v", 8, "f4", lengths=one, algorithm="ring") for one in ("5d1c", "77aa"))
+def test_only_calls_with_lengths_of_earlier_calls_lack_lengths():
+    """Calls of one v-variant, by earlier lengths or exchanges of lengths, lack lengths; no other unlike calls do."""
+    known, other = (Signature("all_gather_v", 8, "f4", lengths=one, algorithm="ring") for one in ("5d1c", "77aa"))
     header = Signature("all_gather", 1072, "uint8", header="all_gather_v", algorithm="direct")
-    agreed = foretold._replace(lengths="")
+    agreed, given = known._replace(lengths=""), known._replace(lengths=counts_text([1, 2]))
 
     def lack(*calls):
         return lack_lengths([call.encode() for call in calls])
 
-    assert lack(foretold, header)
-    assert lack(foretold, other)
-    assert lack(header, other, foretold)
-    assert not lack(foretold, foretold._replace(op="max"))
-    assert not lack(foretold, agreed)
+    assert lack(known, header)
+    assert lack(known, other)
+    assert lack(header, other, known)
+    assert not lack(known, known._replace(op="max"))
+    assert not lack(known, agreed)
+    assert not lack(known, given)
+    assert not lack(given, *(given._replace(lengths=counts_text(range(count))) for count in (98, 99)))
+    assert code_of_difference([header, given]) == "GC-COUNTS"
     assert not lack(header, agreed)
-    assert not lack(foretold, Signature("barrier"))
-    assert not lack(foretold, header._replace(header="gather_v"))
-    assert not lack(foretold, Signature("", refusal="no array"))
+    assert not lack(known, Signature("barrier"))
+    assert not lack(known, header._replace(header="gather_v"))
+    assert not lack(known, Signature("", refusal="no array"))
 
 
 @pytest.mark.parametrize("data", [numpy.ones(300), numpy.zeros(300), numpy.arange(300), numpy.full(300, b"1")],

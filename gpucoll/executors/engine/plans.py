@@ -91,7 +91,7 @@ class Plans:
         # With buffers in control segments, peers compute the places of buffers without looking at descriptors: the
         # choice must be equal on all ranks. The size of scratch may differ, and the engine refuses a plan with too much
         # scratch for a workspace. Eager plans need this form. In an exchange of lengths all ranks meet: another rank
-        # may have foretold lengths.
+        # may have taken lengths from an earlier call.
         header = COLLECTIVES.get(request.header)
         in_control = small and request.nbytes <= TINY and request.lengths is None \
             and len(node_ranks.all) == node_ranks.size and (header is None or header.ragged is None)
