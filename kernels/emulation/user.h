@@ -387,11 +387,14 @@ typedef double2 cuDoubleComplex;
     inline C cuCadd##f(C a, C b) { return {a.x + b.x, a.y + b.y}; }                                             \
     inline C cuCsub##f(C a, C b) { return {a.x - b.x, a.y - b.y}; }                                             \
     inline C cuCmul##f(C a, C b) { return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x}; }                     \
+    inline C cuCfma##f(C a, C b, C c) { return cuCadd##f(cuCmul##f(a, b), c); }                                 \
     inline C cuCdiv##f(C a, C b) {                                                                              \
         T s = b.x * b.x + b.y * b.y;                                                                            \
         return {(a.x * b.x + a.y * b.y) / s, (a.y * b.x - a.x * b.y) / s};                                      \
     }
-GC_COMPLEX(cuFloatComplex, float, f) GC_COMPLEX(cuDoubleComplex, double, )
+GC_COMPLEX(cuFloatComplex, float, f) GC_COMPLEX(cuFloatComplex, float, ) GC_COMPLEX(cuDoubleComplex, double, )
+GC_UNARY(cuComplexDoubleToFloat, cuFloatComplex, cuDoubleComplex, (cuFloatComplex{float(x.x), float(x.y)}))
+GC_UNARY(cuComplexFloatToDouble, cuDoubleComplex, cuFloatComplex, (cuDoubleComplex{x.x, x.y}))
 #define make_cuFloatComplex make_float2
 #define make_cuComplex make_float2
 #define make_cuDoubleComplex make_double2

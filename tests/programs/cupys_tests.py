@@ -8,10 +8,12 @@ what the tests import of CuPy's inside is replaced. A file whose numbers differ 
 
 import importlib.util
 import math
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -34,7 +36,7 @@ def substitutes(cupy, numpy):
     nothing = {f"{verb}_{what}_accelerators": list if verb == "get" else lambda given: None
                for verb in ("get", "set") for what in ("reduction", "routine")}
     core = module("cupy._core", elementwise_copy=lambda a, b: cupy.copyto(b, a), **nothing)
-    core.create_reduction_func = lambda name, types, routine, identity: cupy.ReductionKernel(
+    core.create_reduction_func = lambda name, types, routine, identity=None: cupy.ReductionKernel(
         "T in0", "T out0", *routine[:3], str(identity), name)
     core.__getattr__ = lambda name: getattr(cupy, name)
     module("cupy._core._accelerator", ACCELERATOR_CUB=1, ACCELERATOR_CUTENSOR=2, **nothing)
@@ -42,10 +44,20 @@ def substitutes(cupy, numpy):
     module("cupy._core._routines_statistics")
     module("cupy._core.internal", prod=math.prod)
     module("cupy._util", ENABLE_SLICE_COPY=False, clear_memo=lambda: None, CUDA_ARRAY_INTERFACE_EXPORT_VERSION=3,
-           PerformanceWarning=cupy._array.PerformanceWarning)
+           PerformanceWarning=cupy._operands.PerformanceWarning)
     module("cupy.exceptions", **{name: one for name, one in vars(numpy.exceptions).items() if name[:2] != "__"})
     module("cupy.cuda.cub", available=False)
-    module("cupy.cuda._compiler_cache", DiskKernelCacheBackend=object)
+    backend = type("Backend", (), {"__init__": lambda self, path: None})
+    module("cupy.cuda._compiler_cache", DiskKernelCacheBackend=backend)
+    vars(cupy.cuda.compiler).update(_kernel_cache_backend=None, _empty_file_preprocess_cache={}, _get_arch=lambda: "80",
+                                    _get_bool_env_variable=None, _run_cc=lambda command, *_: " ".join(command))
+    cupy.cuda.device.get_compute_capability = lambda: "80"
+    vars(cupy.cuda.memory).update(SingleDeviceMemoryPool=cupy.cuda.MemoryPool, PooledMemory=cupy.cuda.Memory,
+                                  MemoryAsync=cupy.cuda.Memory, _allocation_unit_size=512,
+                                  _round_size=lambda size: -(-size // 512) * 512)
+    cupy.cuda.MemoryPool._arena = lambda pool, stream: None
+    cupy.cuda.runtime.deviceGetAttribute, cupy.cuda.runtime.cudaDevAttrMemoryPoolsSupported = lambda *which: 1, 115
+    cupy.cuda.driver._is_cuda_python = lambda: False
     cupy.cuda.get_nvcc_path = lambda: "echo release 13.0, V13.0.0"
     cupy.cuda.driver.get_build_version = cupy.cuda.runtime.runtimeGetVersion
     cupy.cuda.stream.get_default_stream_ptr = lambda: 1
@@ -60,14 +72,19 @@ def substitutes(cupy, numpy):
         sys.modules[f"cupy_backends.cuda.{name}"] = one
 
 
-def pytest_configure():
+def begin():
+    """Install emulated GPUs and the modules of CuPy's inside, also in the programs that the tests start."""
     from gpucoll import emulation
 
     emulation.install(gpus=2, temper="quick")
     import cupy
+    import cupyx
     import numpy
 
     substitutes(cupy, numpy)
+    cupyx.distributed.__path__ = []
+    module("cupyx.distributed._nccl_comm", _mpi_available=False, **vars(cupyx.distributed))
+    module("cupyx.distributed._store", ExceptionAwareProcess=Process)
     place = os.path.join(os.environ["CUPY_CHECKOUT"], "cupy", "testing")
     for name in [name for name in sys.modules if name.startswith("cupy.testing")]:
         del sys.modules[name]
@@ -75,6 +92,24 @@ def pytest_configure():
                                                   submodule_search_locations=[place])
     sys.modules["cupy.testing"] = cupy.testing = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(cupy.testing)
+
+
+class Process(multiprocessing.Process):
+    """A process that ends with an error of its own is an error."""
+
+    def join(self):
+        super().join()
+        assert self.exitcode == 0
+
+
+def pytest_configure():
+    begin()
+    python = os.path.join(tempfile.mkdtemp(), "python")
+    with open(python, "w") as file:
+        file.write(f"#!{sys.executable}\nimport cupys_tests, runpy, sys\ncupys_tests.begin()\ndel sys.argv[0]\n"
+                   "runpy.run_path(sys.argv[0], run_name='__main__')\n")
+    os.chmod(python, 0o700)
+    sys.executable = python
 
 
 def pytest_runtest_setup():

@@ -145,8 +145,7 @@ REFUSED = {
     "cupy.RawKernel('extern \"C\" __global__ void f() { lacking(); }', 'f')((1,), (1,), ())": "CompileException",
     "cupy.RawKernel('extern \"C\" __global__ void f() { asm(\"trap;\"); }', 'f')((1,), (1,), ())": "GC-EMULATION.*PTX",
     "cupy.RawKernel('#include <cub/cub.cuh>\\n__global__ void f() {}', 'f')((1,), (1,), ())": "GC-EMULATION.*CUB",
-    "cupy.cuda.set_allocator(print)": "GC-EMULATION.*allocator",
-    "cupy.cuda.MemoryPool().set_limit(1000); cupy.empty(2000)": "OutOfMemoryError",
+    "cupy.get_default_memory_pool().set_limit(1000); cupy.empty(2000)": "OutOfMemoryError",
     "cupy.RawModule(path=__file__)": "GC-EMULATION.*compiled GPU binary",
     "cupy.RawKernel('extern \"C\" __global__ void f(int x) {}', 'f')((1,), (1,), ())":
         "GC-EMULATION.*1 parameters, and is given 0",

@@ -112,6 +112,31 @@ for rank in range(2):
         same(arrays[rank], 2 * numpy.arange(10, dtype=numpy.float32) + 1)
     numpy.testing.assert_array_equal(found[rank], numpy.full(10, 3.0))
 ''',
+    "captures": '''
+stream = cupy.cuda.Stream(non_blocking=True)
+x = cupy.arange(8.0)
+cupy.cuda.Device().synchronize()
+def refused(error, words, call):
+    try:
+        call()
+    except error as told:
+        assert words in str(told), told
+    else:
+        raise AssertionError(words)
+with stream:
+    stream.begin_capture()
+    y = cupy.fft.fft(x + 1)
+    refused(NotImplementedError, "cuBLAS", lambda: cupy.ones((2, 2)) @ cupy.ones((2, 2)))
+    graph = stream.end_capture()
+    graph.upload()
+    graph.launch()
+    stream.synchronize()
+    same(y, numpy.fft.fft(numpy.arange(8.0) + 1))
+    stream.begin_capture()
+    refused(cupy.cuda.runtime.CUDARuntimeError, "cudaErrorStreamCaptureUnsupported", stream.synchronize)
+    refused(cupy.cuda.runtime.CUDARuntimeError, "cudaErrorStreamCaptureInvalidated", stream.end_capture)
+    assert not stream.is_capturing()
+''',
     "what CuPy takes and refuses": '''
 x, h = cupy.arange(12.0).reshape(3, 4), numpy.arange(12.0).reshape(3, 4)
 same(x[numpy.array([2, 0])], h[[2, 0]])
@@ -135,6 +160,14 @@ for kind in (numpy.int8, numpy.int64):
 for made, given in zip(cupy.mgrid[0:2:3j, 0:2], numpy.mgrid[0:2:3j, 0:2]):
     same(made, given)
 same(cupy.vectorize(lambda v: v if v > 5 else 0.0)(x), numpy.where(h > 5, h, 0.0))
+pool, given = cupy.cuda.MemoryPool(), []
+with cupy.cuda.using_allocator(pool.malloc):
+    z = cupy.arange(200, dtype=cupy.uint8)
+    assert pool.used_bytes() == 512 and cupy.cuda.get_allocator() == pool.malloc
+same(z, numpy.arange(200, dtype=numpy.uint8))
+with cupy.cuda.using_allocator(lambda size: given.append(size) or pool.malloc(size)):
+    cupy.zeros(10)
+    assert given == [80] and (8 + x.data - 8).ptr == x.data.ptr
 with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc):
     kernel = cupy.RawKernel("""extern \\"C\\" __global__ void f(float* x) {
         static __shared__ float y;
@@ -142,6 +175,8 @@ with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc):
         *x = y;
     }""", "f")
 kernel((1,), (1,), (y := cupy.zeros(1, numpy.float32),))
+import pickle
+pickle.loads(pickle.dumps(kernel))((1,), (1,), (y,))
 assert y.item() == 3 and kernel.attributes["max_threads_per_block"] == 1024
 ''',
 }

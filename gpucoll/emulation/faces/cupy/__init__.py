@@ -19,42 +19,16 @@ import numpy
 
 from gpucoll.device import gxx, nvlink, nvrtc, packages
 
-from . import _capture, _generic, _machine, cuda, fft, linalg, random, testing
+from . import _capture, _creation, _generic, _machine, cuda, fft, linalg, random, testing
 from ._array import ndarray
-from ._creation import (
-    arange,
-    array,
-    asarray,
-    ascontiguousarray,
-    asfortranarray,
-    asnumpy,
-    clip,
-    concatenate,
-    copyto,
-    empty,
-    empty_like,
-    from_dlpack,
-    full,
-    full_like,
-    ones,
-    ones_like,
-    split,
-    stack,
-    where,
-    zeros,
-    zeros_like,
-)
 from ._kernels import ElementwiseKernel, ReductionKernel, fuse
 from ._memory import get_default_memory_pool, get_default_pinned_memory_pool
 from ._raw import RawKernel, RawModule
 
 __version__ = _machine.VERSION
-__all__ = ["ElementwiseKernel", "RawKernel", "RawModule", "ReductionKernel", "arange", "array", "asarray",
-           "ascontiguousarray", "asfortranarray", "asnumpy", "clip", "concatenate", "copyto", "cuda", "empty",
-           "empty_like", "fft", "from_dlpack", "full", "full_like", "fuse", "get_default_memory_pool",
-           "get_default_pinned_memory_pool", "linalg", "ndarray", "ones", "ones_like", "random", "split", "stack",
-           "testing", "where", "zeros", "zeros_like"]
-fromDlpack = from_dlpack
+globals().update({name: one for name, one in vars(_creation).items()
+                  if getattr(one, "__module__", None) == _creation.__name__})
+fromDlpack = _creation.from_dlpack
 
 
 def __getattr__(name):

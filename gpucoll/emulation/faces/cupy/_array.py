@@ -28,7 +28,7 @@ class ndarray:
         shape = (shape,) if isinstance(shape, int | numpy.integer) else tuple(shape)
         dtype = supported(dtype)
         nbytes = int(numpy.prod(shape, dtype=object)) * dtype.itemsize if shape else dtype.itemsize
-        self.data = _memory.MemoryPointer(_memory.Memory(nbytes), 0) if memptr is None else memptr
+        self.data = _memory.alloc(nbytes) if memptr is None else memptr
         self._device = self.data.device_id
         self._place(shape, dtype, numpy.empty(shape, dtype, order).strides if strides is None else tuple(strides))
 
@@ -89,9 +89,9 @@ class ndarray:
             raise TypeError("cupy.ndarray does not have imaginary part to set")
         return self.imag
 
-    def _window(self, host):
+    def _window(self, host, kind=None):
         """Return an array of the same memory for `host`, another view of `_host`."""
-        found = ndarray.__new__(type(self))
+        found = ndarray.__new__(kind or type(self))
         found._host, found._device, found.base = host, self._device, self if self.base is None else self.base
         return found
 
@@ -138,7 +138,7 @@ class ndarray:
         stream = get_current_stream() if stream is None else stream
         with on_device(self.data.device_id):
             queue = MACHINE.queue(stream.ptr)
-            check(queue.capture is None, 900, "a copy to the host in a capture")
+            check(queue.capture is None, 900, "a copy to the host, but the stream is capturing")
             order = ("F" if self.flags.fnc else "C") if order in "AK" else order
             found, host = numpy.empty(self.shape, self.dtype, order), self._host
             MACHINE.submit(queue, lambda: lambda: numpy.copyto(found, host) is None)
@@ -158,47 +158,9 @@ class ndarray:
         MACHINE.submit(queue, lambda: lambda: numpy.copyto(host, staged) is None)
         touched(queue, [], [span(self)])
 
-    def __bool__(self):
-        return bool(self.get())
-
-    def __int__(self):
-        return int(self.get())
-
-    def __float__(self):
-        return float(self.get())
-
-    def __complex__(self):
-        return complex(self.get())
-
-    def __index__(self):
-        return self.get().__index__()
-
-    def __repr__(self):
-        return repr(self.get())
-
-    def __str__(self):
-        return str(self.get())
-
-    def __format__(self, given):
-        return format(self.get(), given)
-
     def __reduce__(self):
         from ._creation import array
         return array, (self.get(),)
-
-    def item(self, *index):
-        return self.get().item(*index)
-
-    def tolist(self):
-        return self.get().tolist()
-
-    def tobytes(self, order="C"):
-        return self.get().tobytes(order)
-
-    __bytes__ = tobytes
-
-    def dump(self, file):
-        self.get().dump(file)
 
     def toDlpack(self):
         return self.__dlpack__()
@@ -235,7 +197,9 @@ class ndarray:
         write(self[index], lambda host, given: host.__setitem__(..., given), value)
 
     def view(self, dtype=None, array_class=None):
-        return self._window(self._host if dtype is None else self._host.view(numpy.dtype(dtype)))
+        if isinstance(dtype, type) and issubclass(dtype, ndarray):
+            dtype, array_class = None, dtype
+        return self._window(self._host if dtype is None else self._host.view(numpy.dtype(dtype)), array_class)
 
     def reshape(self, *shape, order="C"):
         shape = shape[0] if len(shape) == 1 else shape
@@ -267,44 +231,42 @@ class ndarray:
         with on_device(self.data.device_id):
             return self.copy()
 
-    def transpose(self, *axes):
-        return self._window(self._host.transpose(*axes))
+    def _view(name):
+        return lambda self, *args, **options: self._window(getattr(self._host, name)(*args, **options))
 
-    def squeeze(self, axis=None):
-        return self._window(self._host.squeeze(axis))
-
-    def swapaxes(self, axis1, axis2):
-        return self._window(self._host.swapaxes(axis1, axis2))
-
-    def diagonal(self, offset=0, axis1=0, axis2=1):
-        return self._window(self._host.diagonal(offset, axis1, axis2))
+    transpose, squeeze, swapaxes, diagonal = map(_view, ("transpose", "squeeze", "swapaxes", "diagonal"))
 
     def ravel(self, order="C"):
         return self.reshape(-1, order=order)
 
     def fill(self, value):
-        write(self, lambda host, given: host.fill(given), numpy.asarray(value, dtype=self.dtype)[()])
+        is_array = isinstance(like(value), ndarray)
+        write(self, lambda host, given: host.fill(given), value if is_array else numpy.asarray(value, self.dtype)[()])
 
     def _reduced(name):
         return lambda self, axis=None, **options: call(lambda host: getattr(host, name)(axis=axis, **options), self)
 
     sum, mean, max, min, all, any, argmax = map(_reduced, ("sum", "mean", "max", "min", "all", "any", "argmax"))
-    del _reduced
+    __neg__, __abs__, __invert__ = (
+        lambda self, function=function: call(function, self) for function in (numpy.negative, numpy.abs, numpy.invert))
+    del _reduced, _view
 
     def __divmod__(self, other):
         return self // other, self % other
 
-    def __neg__(self):
-        return call(numpy.negative, self)
-
     def __pos__(self):
         return self.copy()
 
-    def __abs__(self):
-        return call(numpy.abs, self)
 
-    def __invert__(self):
-        return call(numpy.invert, self)
+def _of_copy(name):
+    return lambda self, *args: getattr(self.get(), name)(*args)
+
+
+for _name in "bool int float complex index repr str format".split():
+    setattr(ndarray, f"__{_name}__", _of_copy(f"__{_name}__"))
+for _name in ("item", "tolist", "tobytes", "dump"):
+    setattr(ndarray, _name, _of_copy(_name))
+ndarray.__bytes__ = ndarray.tobytes
 
 
 def supported(dtype):
@@ -326,6 +288,8 @@ def call(function, *operands):
     """Return a new array for the result of `function` on the operands, computed on the current stream."""
     operands = [like(one) for one in operands]
     given = hosts(operands)
+    if getattr(function, "func", function) is numpy.matmul and MACHINE.is_capturing(get_current_stream().ptr):
+        raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
     if MACHINE.is_idle():
         with numpy.errstate(all="ignore"):
             return made(function(*given))
@@ -347,6 +311,10 @@ def made(result):
         host = host.copy("K")
     supported(host.dtype)
     MACHINE.settle()
+    if _memory.get_allocator() != _memory.DEFAULT:
+        found = ndarray(host.shape, host.dtype, order="F" if host.flags.fnc else "C")
+        found._host[...] = host
+        return found
     found = ndarray.__new__(ndarray)
     found._host, found._device = host, MACHINE.device()
     return found

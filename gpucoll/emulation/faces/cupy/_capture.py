@@ -35,7 +35,7 @@ class Capture:
     def wait(self, queue, mark):
         """Make `queue` wait for an event of this capture; an idle stream outside the capture joins."""
         check(self.open, 907, "the capture that the event was recorded in has ended")
-        check(queue.capture in (None, self), 903, "two captures cannot become one")
+        check(queue.capture in (None, self), 902, "two captures cannot become one")
         if queue.capture is None:
             check(not queue.work, 900, "this machine lets only idle streams join a capture")
             queue.capture = self

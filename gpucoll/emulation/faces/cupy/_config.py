@@ -14,6 +14,8 @@ class NcclConfig(bytes):
         return super().__new__(cls, struct.pack(LAYOUT, struct.calcsize(LAYOUT), 0xCAFEBEEF, 22700, *4 * [UNSET], 0,
                                                 split_share, UNSET, 0, *4 * [UNSET]))
 
+    split_share = property(lambda self: self.fields().get("splitShare", 0))
+
     def fields(self):
         """Return the fields set by the program, by NCCL's names; an address stands for a text."""
         names = ("blocking", "cgaClusterSize", "minCTAs", "maxCTAs", "netName", "splitShare", "trafficClass",

@@ -46,7 +46,7 @@ def from_interface(described, owner):
     """Import an array from `__cuda_array_interface__`; as in CuPy, the host first waits for the producer's stream."""
     if described.get("stream") is not None:
         runtime.streamSynchronize(described["stream"])
-    return unowned(described["shape"], described["typestr"], described["data"][0], owner, described["strides"])
+    return unowned(described["shape"], described["typestr"], described["data"][0], owner, described.get("strides"))
 
 
 def unowned(shape, dtype, address, owner, strides):

@@ -93,7 +93,7 @@ def arrays_in(values):
 def settled(reads, writes):
     """Wait for the current stream, whose work the function's arguments depend on; the function is work of its own."""
     queue = MACHINE.queue(get_current_stream().ptr)
-    check(queue.capture is None, 900, "a function of the host in a capture")
+    check(queue.capture is None, 900, "a function of the host, but the stream is capturing")
     MACHINE.submit(queue, lambda: lambda: True)
     touched(queue, [span(one) for one in reads], [span(one) for one in writes])
     get_current_stream().synchronize()
@@ -104,6 +104,8 @@ def at_once(function, args, kwargs, owner=None):
     sources = [*arrays_in((owner, *args)), *arrays_in(kwargs.values())]
     given, named = unwrapped(list(args)), unwrapped(kwargs)
     out = kwargs.get("out")
+    if getattr(function, "__module__", "") == "numpy.fft" and MACHINE.is_capturing(get_current_stream().ptr):
+        return late(function)(*args, **kwargs)
     if not MACHINE.is_idle():
         settled(sources, [out] if isinstance(out, _array.ndarray) else [])
         if getattr(function, "__name__", "") in OF_ITS_ARGUMENT:
@@ -134,7 +136,7 @@ def late(function):
     def call(*args, out=None, **options):
         if out is not None:
             return at_once(function, args, {**options, "out": out})
-        return _array.call(lambda *given: function(*given, **options), *args)
+        return _array.call(functools.partial(function, **options), *args)
 
     return call
 
@@ -162,7 +164,7 @@ class Ufunc:
     def __call__(self, *args, out=None, dtype=None, casting="same_kind", where=True):
         out = args[self.nin] if len(args) > self.nin else out
         out = out[0] if isinstance(out, tuple) and self.nout == 1 else out
-        operands = args[:self.nin]
+        operands = [*map(_operands.like, args[:self.nin])]
         if self.nout > 1 or where is not True or any(isinstance(one, list | tuple) for one in operands):
             options = {"out": out, "dtype": dtype, "where": where}
             return at_once(self.numpy, operands, {key: one for key, one in options.items() if one is not None})

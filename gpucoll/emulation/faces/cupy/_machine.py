@@ -27,11 +27,22 @@ QUICK = os.environ.get("EMULATED_TEMPER") == "quick"
 NAP = 5e-5  # seconds between polls of actions waiting for another process
 
 
+NAMES = dict(zip((1, 2, 46, 100, 101, 201, 400, 401, 600, 700, 704, 705, 719, *range(900, 908)), """
+InvalidValue MemoryAllocation DevicesUnavailable NoDevice InvalidDevice DeviceUninitialized InvalidResourceHandle
+IllegalState NotReady IllegalAddress PeerAccessAlreadyEnabled PeerAccessNotEnabled LaunchFailure
+StreamCaptureUnsupported StreamCaptureInvalidated StreamCaptureMerge StreamCaptureUnmatched StreamCaptureUnjoined
+StreamCaptureIsolation StreamCaptureImplicit CapturedEvent""".split(), strict=True))
+
+
 class CUDARuntimeError(RuntimeError):
-    """An error of a call of CUDA's runtime, with CUDA's number."""
+    """An error of a call of CUDA's runtime, with CUDA's number and name."""
 
     def __init__(self, status, words=""):
-        super().__init__(f"CUDA error {status}: {words}")
+        super().__init__(status, words)
+        self.status = status
+
+    def __str__(self):
+        return f"cudaError{NAMES[self.status]}: {self.args[1]} ({self.status})"
 
 
 def check(condition, status, words=""):
@@ -189,6 +200,9 @@ class Machine:
     def is_idle(self):
         """Return whether work given now may be done now: by the temper "quick", if nothing is under way."""
         return QUICK and not (self.busy or self.captures or self.fault)
+
+    def is_capturing(self, stream):
+        return bool(self.captures) and self.queue(stream).capture is not None
 
     def at_once(self, queue):
         """Do the work of a stream in the calling thread, as far as it waits for nobody and no other thread works."""

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import threading
 import time
+import weakref
 
 import numpy
 
@@ -33,7 +34,7 @@ _lock = threading.RLock()
 _starts, _chunks = [], []  # sorted by address, for bisection
 pinned = []  # pinned memory of the host in use: pairs of address and bytes
 foreign = []  # not empty: all other memory of the process is memory of each GPU, see torch_streams.py
-_free = collections.defaultdict(list)  # free chunks by (device, stream, size)
+_free = collections.defaultdict(list)  # free chunks by (device, stream, size, pool)
 
 
 class Chunk:
@@ -50,7 +51,7 @@ class Chunk:
         self.live = given is not None
         self.spoiler = None  # the stream that overwrites the freed memory
         self.reads, self.writes = [], []  # the last accesses, see _order.py
-        self.size, self.made = nbytes, ""  # bytes and line of the allocation
+        self.size, self.made, self.pool = nbytes, "", None  # bytes, line and pool of the allocation
         self.is_written = given is not None
         with _lock:
             place = bisect.bisect(_starts, self.start)
@@ -73,18 +74,24 @@ class Chunk:
             del _starts[place], _chunks[place]
 
 
-class Memory:
+class BaseMemory:
+    """Memory of a GPU at `ptr`."""
+
+    device = property(lambda self: MemoryPointer(self, 0).device)
+
+
+class Memory(BaseMemory):
     """An allocation; the pool gets the memory back after the end of the last array in the memory."""
 
-    def __init__(self, nbytes):
-        self.device_id, self.size = MACHINE.use(), nbytes
-        limit = _pool.get_limit()
-        if limit and _pool.used_bytes() + nbytes > limit:
-            raise OutOfMemoryError(f"Out of memory allocating {nbytes:,} bytes (limit set to: {limit:,} bytes).")
+    def __init__(self, nbytes, pool=None):
+        self.device_id, self.size, pool = MACHINE.use(), nbytes, pool or _pool
+        limit = pool.get_limit()
+        if limit and pool.used_bytes() + nbytes > limit:
+            raise OutOfMemoryError(nbytes, pool.total_bytes(), limit)
         self.chunk, self.ptr = None, 0
         if nbytes:
             from .cuda import get_current_stream
-            self._key = (self.device_id, get_current_stream().ptr, -(-nbytes // UNIT) * UNIT)
+            self._key = (self.device_id, get_current_stream().ptr, -(-nbytes // UNIT) * UNIT, pool)
             # Memory freed before must be available to this allocation, as in CuPy.
             MACHINE.settle()
             with _lock:
@@ -92,21 +99,24 @@ class Memory:
             if self.chunk is None:
                 synchronising("cudaMalloc", self.device_id)
                 self.chunk = Chunk(self._key[2], self.device_id)
+                self.chunk.pool = pool
             self.chunk.owned(nbytes)
             # A destroyed stream leaves memory to the stream with its handle: that stream's work is the next to write.
             if self.chunk.spoiler is not _queue(self._key):
                 self.chunk.spoiler = None
             self.ptr = self.chunk.start
 
-    def __del__(self):
+    def free(self):
         if getattr(self, "chunk", None) is not None:
-            self.chunk.live = False
+            self.chunk.live, chunk, self.chunk = False, self.chunk, None
             # Deferred: a finalizer may run inside any lock, and on the GPU's thread.
             if on("memory"):
-                MACHINE.due.append(lambda key=self._key, chunk=self.chunk: _spoil(key, chunk))
+                MACHINE.due.append(lambda key=self._key: _spoil(key, chunk))
             else:
                 with _lock:
-                    _free[self._key].append(self.chunk)
+                    _free[self._key].append(chunk)
+
+    __del__ = free
 
 
 def _line():
@@ -172,11 +182,13 @@ def _overwritten(chunk, queue):
     return True
 
 
-class UnownedMemory:
+class UnownedMemory(BaseMemory):
     """Memory of another library; `owner` is kept alive."""
 
-    def __init__(self, ptr, size, owner, device_id):
-        self.ptr, self._owner, self.device_id = ptr, owner, device_id
+    def __init__(self, ptr, size, owner, device_id=-1):
+        chunk = chunk_at(ptr)
+        there = chunk.device if chunk else MACHINE.device()
+        self.ptr, self.size, self._owner, self.device_id = ptr, size, owner, device_id if device_id >= 0 else there
 
 
 class MemoryPointer:
@@ -225,6 +237,11 @@ class MemoryPointer:
 
     def __add__(self, offset):
         return MemoryPointer(self.mem, self.ptr - self.mem.ptr + offset)
+
+    __radd__ = __add__
+
+    def __sub__(self, offset):
+        return self + -offset
 
 
 def _touched(queue, reads, writes):
@@ -301,26 +318,31 @@ def view(address, nbytes, device):
 class OutOfMemoryError(MemoryError):
     """The limit of a pool."""
 
+    def __str__(self):
+        size, total, limit = self.args
+        return (f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes, limit set to: {limit:,} "
+                "bytes).")
+
 
 class MemoryPool:
-    """The figures of CuPy's pool; all memory of a process comes from a single one."""
-
-    _limit = 0  # of all pools, as these are one
+    """A pool of its own, with a part for each stream."""
 
     def __init__(self, allocator=None):
-        pass
+        self._limit = 0
 
     def malloc(self, size):
-        return alloc(size)
+        return MemoryPointer(Memory(size, self), 0)
 
-    def used_bytes(self):
+    def _chunks(self):
         MACHINE.settle()
         with _lock:
-            return sum(chunk.nbytes for chunk in _chunks if chunk.live)
+            return [chunk for chunk in _chunks if (chunk.pool or _pool) is self]
+
+    def used_bytes(self):
+        return sum(chunk.nbytes for chunk in self._chunks() if chunk.live)
 
     def total_bytes(self):
-        with _lock:
-            return sum(chunk.nbytes for chunk in _chunks)
+        return sum(chunk.nbytes for chunk in self._chunks())
 
     def free_bytes(self):
         return self.total_bytes() - self.used_bytes()
@@ -328,21 +350,27 @@ class MemoryPool:
     def n_free_blocks(self):
         MACHINE.settle()
         with _lock:
-            return sum(map(len, _free.values()))
+            return sum(len(chunks) for key, chunks in [*_free.items()] if key[3] is self)
 
     def free_all_blocks(self, stream=None):
         MACHINE.settle()
         with _lock:
-            for chunks in _free.values():
-                for chunk in chunks:
-                    chunk.forget()
-                chunks.clear()
+            for key, chunks in [*_free.items()]:
+                if key[3] is self and (stream is None or key[1] == stream.ptr):
+                    for chunk in chunks:
+                        chunk.forget()
+                    chunks.clear()
 
     def set_limit(self, size=None, fraction=None):
-        MemoryPool._limit = size or int((fraction or 0) * TOTAL)
+        if (size or 0) < 0 or not 0 <= (fraction or 0) <= 1:
+            raise ValueError("a limit is a number of bytes, or a fraction from 0 to 1")
+        self._limit = size or int((fraction or 0) * TOTAL)
 
     def get_limit(self):
         return self._limit
+
+
+MemoryAsyncPool = MemoryPool
 
 
 class PinnedMemoryPool:
@@ -361,26 +389,45 @@ class PinnedMemoryPool:
 
 
 _pool, _pinned_pool = MemoryPool(), PinnedMemoryPool()
+DEFAULT = _malloc = malloc_managed = malloc_async = _pool.malloc
+_allocators, _of_thread = [DEFAULT], threading.local()
+
+
+def get_allocator():
+    """Return the allocator of the `with` block of this thread, else that of all threads."""
+    return (getattr(_of_thread, "allocators", None) or _allocators)[-1]
 
 
 def alloc(size):
-    return MemoryPointer(Memory(size), 0)
-
-
-malloc_managed = alloc
+    return get_allocator()(size)
 
 
 def set_allocator(allocator=None):
-    """Accept a pool's allocator, as all memory comes from the one pool; refuse a function of the program."""
-    if allocator not in (None, alloc) and not isinstance(getattr(allocator, "__self__", None), MemoryPool):
-        raise UsageError("an allocator of the program has no counterpart on the host; pass a MemoryPool's malloc",
-                         code="GC-EMULATION")
+    if getattr(_of_thread, "allocators", None):
+        raise ValueError("Can't change the global allocator inside `using_allocator` context manager")
+    _allocators[-1] = allocator or MemoryPool().malloc
 
 
 @contextlib.contextmanager
 def using_allocator(allocator=None):
-    set_allocator(allocator)
-    yield
+    _of_thread.allocators = [*getattr(_of_thread, "allocators", ()), allocator or MemoryPool().malloc]
+    try:
+        yield
+    finally:
+        _of_thread.allocators.pop()
+
+
+class PythonFunctionAllocator:
+    """An allocator of the program: functions of size and device that return and take an address."""
+
+    def __init__(self, malloc_func, free_func):
+        self._malloc, self._free = malloc_func, free_func
+
+    def malloc(self, size):
+        device = MACHINE.device()
+        memory = UnownedMemory(self._malloc(size, device), size, self, device)
+        weakref.finalize(memory, self._free, memory.ptr, device)
+        return MemoryPointer(memory, 0)
 
 
 def get_default_memory_pool():

@@ -5,6 +5,8 @@ addresses in the arguments are living memory of the device.
 """
 
 import ctypes
+import functools
+import os
 import sys
 import types
 
@@ -30,13 +32,15 @@ class RawModule:
                  enable_cooperative_groups=False, name_expressions=None, jitify=False):
         if (code is None) == (path is None):
             raise TypeError("Exactly one of `code` and `path` keyword arguments must be given.")
+        if path is not None and not os.path.isfile(path):
+            raise CUDADriverError("CUDA_ERROR_FILE_NOT_FOUND", f"file not found: {path}")
         if path is not None and not _is_shared_object(path):
             raise UsageError(f"{path}: a compiled GPU binary cannot run on the host; pass the source as code=",
                              code="GC-EMULATION")
         if jitify:
             raise UsageError("jitify has no counterpart on the host", code="GC-EMULATION")
-        if backend not in ("nvrtc", "nvcc"):
-            raise ValueError("backend must be either nvrtc or nvcc")
+        if backend not in ("nvrtc", "nvcc") or (backend == "nvcc" and name_expressions):
+            raise ValueError("backend must be nvrtc, or nvcc without name_expressions")
         self.code, self.file_path, self.backend, self.name_expressions = code, path, backend, name_expressions
         self.options, self.enable_cooperative_groups = split_options(options), enable_cooperative_groups
         self._names = None if code is None else (*dict.fromkeys([*kernels_of(code), *(name_expressions or ())]),)
@@ -100,17 +104,24 @@ class UserKernel:
 
     def __init__(self, module, name):
         self._module, self.name, self.max_dynamic_shared_size_bytes = module, name, 48 << 10
-        self._entry = module.entry(name)
+        self._module.entry(name)  # raises CUDADriverError
 
+    _entry = functools.cached_property(lambda self: self._module.entry(self.name))
     kernel = property(lambda self: self)
+    enable_cooperative_groups, backend, options, code = (
+        property(lambda self, name=name: getattr(self._module, name))
+        for name in ("enable_cooperative_groups", "backend", "options", "code"))
     max_threads_per_block = 1024
-    # The host has no such figures; programs print them.
-    num_regs = shared_size_bytes = const_size_bytes = local_size_bytes = binary_version = ptx_version = 0
+    num_regs = 32  # the host has no such figures; programs print them
+    shared_size_bytes = const_size_bytes = local_size_bytes = binary_version = ptx_version = 0
     cache_mode_ca, preferred_shared_memory_carveout = False, -1
 
     @property
     def attributes(self):
         return {name: getattr(self, name) for name in FIGURES}
+
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "_entry"}
 
     def __call__(self, grid, block, args, *, shared_mem=0, stream=None):
         from .cuda import get_current_stream
@@ -149,17 +160,10 @@ class UserKernel:
 class RawKernel(UserKernel):
     def __init__(self, code, name, options=(), backend="nvrtc", translate_cucomplex=False, *,
                  enable_cooperative_groups=False, jitify=False):
-        self.name, self.code = name, code
+        self.name, self.max_dynamic_shared_size_bytes = name, 48 << 10
         expressions = (name,) if name not in kernels_of(code) else None
         self._module = RawModule(code=code, options=options, backend=backend, name_expressions=expressions,
                                  enable_cooperative_groups=enable_cooperative_groups, jitify=jitify)
-        self.max_dynamic_shared_size_bytes, self._compiled = 48 << 10, None
-
-    @property
-    def _entry(self):
-        if self._compiled is None:
-            self._compiled = self._module.entry(self.name)
-        return self._compiled
 
     def compile(self, log_stream=None):
         self._module.compile()

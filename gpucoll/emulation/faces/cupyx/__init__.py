@@ -7,8 +7,6 @@ from cupy._ipc import alloc_pinned_memory
 
 from . import distributed, jit, profiler, scipy
 
-__all__ = ["distributed", "empty_like_pinned", "empty_pinned", "errstate", "jit", "profiler", "rsqrt", "scatter_add",
-           "scatter_max", "scatter_min", "scipy", "zeros_like_pinned", "zeros_pinned"]
 errstate = numpy.errstate
 
 

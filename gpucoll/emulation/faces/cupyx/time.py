@@ -2,4 +2,3 @@
 
 from .profiler import benchmark as repeat
 
-__all__ = ["repeat"]

@@ -41,32 +41,14 @@ class CUresult(enum.IntEnum):
 OK, INVALID, NO_MEMORY, TOO_EARLY = CUresult
 
 
-class CUdevice_attribute(enum.IntEnum):
-    CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED = 132
-
-
-class CUmulticastGranularity_flags(enum.IntEnum):
-    CU_MULTICAST_GRANULARITY_MINIMUM = 0
-
-
-class CUmemAllocationGranularity_flags(enum.IntEnum):
-    CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0
-
-
-class CUmemAllocationHandleType(enum.IntEnum):
-    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1
-
-
-class CUmemAllocationType(enum.IntEnum):
-    CU_MEM_ALLOCATION_TYPE_PINNED = 1
-
-
-class CUmemLocationType(enum.IntEnum):
-    CU_MEM_LOCATION_TYPE_DEVICE = 1
-
-
-class CUmemAccess_flags(enum.IntEnum):
-    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3
+CUdevice_attribute = enum.IntEnum("CUdevice_attribute", {"CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED": 132})
+CUmulticastGranularity_flags = enum.IntEnum("CUmulticastGranularity_flags", {"CU_MULTICAST_GRANULARITY_MINIMUM": 0})
+CUmemAllocationGranularity_flags = enum.IntEnum("CUmemAllocationGranularity_flags",
+                                                {"CU_MEM_ALLOC_GRANULARITY_MINIMUM": 0})
+CUmemAllocationHandleType = enum.IntEnum("CUmemAllocationHandleType", {"CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR": 1})
+CUmemAllocationType = enum.IntEnum("CUmemAllocationType", {"CU_MEM_ALLOCATION_TYPE_PINNED": 1})
+CUmemLocationType = enum.IntEnum("CUmemLocationType", {"CU_MEM_LOCATION_TYPE_DEVICE": 1})
+CUmemAccess_flags = enum.IntEnum("CUmemAccess_flags", {"CU_MEM_ACCESS_FLAGS_PROT_READWRITE": 3})
 
 
 class _Location:

@@ -4,30 +4,23 @@ Without NCCL's library, `nccl` is a stub like CuPy's, with `available` and nothi
 """
 
 import contextlib
+import functools
 import sys
 import types
 
+from .. import _memory as memory
+from .. import _source as compiler
 from .. import hostile
 from .._ipc import alloc_pinned_memory
-from .._memory import (
-    Memory,
-    MemoryPointer,
-    MemoryPool,
-    OutOfMemoryError,
-    PinnedMemoryPool,
-    UnownedMemory,
-    alloc,
-    malloc_managed,
-    set_allocator,
-    using_allocator,
-)
-from . import compiler, device, driver, memory, nvtx, profiler, runtime, stream, texture
+from .._memory import MemoryPointer, MemoryPool, PinnedMemoryPool, UnownedMemory, alloc, set_allocator, using_allocator
+from . import driver, nvtx, profiler, runtime, stream, texture
 from .stream import Event, ExternalStream, Graph, Stream, get_current_stream, get_elapsed_time
 
-__all__ = ["Device", "Event", "ExternalStream", "Graph", "Memory", "MemoryPointer", "MemoryPool", "OutOfMemoryError",
-           "PinnedMemoryPool", "Stream", "UnownedMemory", "alloc", "alloc_pinned_memory", "compiler", "device",
-           "driver", "get_current_stream", "get_elapsed_time", "malloc_managed", "memory", "nvtx", "profiler",
-           "runtime", "set_allocator", "set_pinned_memory_allocator", "stream", "texture", "using_allocator"]
+Memory, OutOfMemoryError, malloc_managed = memory.Memory, memory.OutOfMemoryError, memory.malloc_managed
+MemoryAsyncPool, PythonFunctionAllocator = memory.MemoryAsyncPool, memory.PythonFunctionAllocator
+malloc_async, get_allocator, device = memory.malloc_async, memory.get_allocator, sys.modules[__name__]
+sys.modules |= {f"{__name__}.{name}": one for name, one in (
+    ("memory", memory), ("compiler", compiler), ("device", device))}
 
 
 def set_pinned_memory_allocator(allocator=None):
@@ -48,6 +41,7 @@ def get_cuda_path():
     return None
 
 
+@functools.total_ordering
 class Device:
     def __init__(self, device=None):
         self.id = runtime.getDevice() if device is None else int(device)
@@ -70,6 +64,9 @@ class Device:
     def __eq__(self, other):
         return isinstance(other, Device) and self.id == other.id
 
+    def __lt__(self, other):
+        return self.id < other.id if isinstance(other, Device) else NotImplemented
+
     def __hash__(self):
         return self.id
 
@@ -91,7 +88,15 @@ class Device:
 
     @property
     def attributes(self):
-        return {"MultiProcessorCount": hostile.processors()}
+        found = runtime.getDeviceProperties(self.id)
+        return {name[0].upper() + name[1:]: one for name, one in found.items() if isinstance(one, int)} | {
+            "MultiProcessorCount": found["multiProcessorCount"]}
+
+    @classmethod
+    def from_pci_bus_id(cls, pci_bus_id):
+        known = [runtime.deviceGetPCIBusId(one) for one in range(runtime.getDeviceCount())]
+        runtime.check(pci_bus_id in known, 1, f"no GPU has the bus {pci_bus_id}")
+        return cls(known.index(pci_bus_id))
 
     @property
     def mem_info(self):

@@ -50,7 +50,10 @@ _local = _Local()
 class NcclError(RuntimeError):
     def __init__(self, status):
         self.status = status
-        super().__init__(f"NCCL error {status}: the machine's words")
+        super().__init__(status)
+
+    def __str__(self):
+        return f"NCCL error {self.status}: the machine's words"
 
 
 def _refuse(status, words):
@@ -122,8 +125,10 @@ class NcclCommunicator:
 
     def __init__(self, ndev, commId, rank, config=None):
         self.comm = 0
-        if not isinstance(commId, bytes) or len(commId) != 128:
-            raise TypeError(f"Argument 'commId' has incorrect type {type(commId)} or length")
+        if not isinstance(commId, bytes):
+            raise TypeError(f"Argument 'commId' has incorrect type {type(commId)}")
+        if len(commId) != 128:
+            raise ValueError(f"commId length {len(commId)} != 128.")
         self._device = MACHINE.use()
         mpi, spots = _wire.meet(ndev, bytes(commId), rank, runtime.deviceGetPCIBusId(self._device))
         if len(set(spots)) < len(spots) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":

@@ -12,9 +12,6 @@ from .._ipc import free, ipcCloseMemHandle, ipcGetMemHandle, ipcOpenMemHandle, m
 from .._machine import MACHINE, CUDARuntimeError, Queue, check
 from .._order import launches
 
-__all__ = ["CUDARuntimeError", "free", "ipcCloseMemHandle", "ipcGetMemHandle", "ipcOpenMemHandle", "malloc", "memset",
-           "memsetAsync"]
-
 streamDefault, streamNonBlocking, streamLegacy, streamPerThread = 0, 1, 1, 2
 eventDefault, eventBlockingSync, eventDisableTiming, eventInterprocess = 0, 1, 2, 4
 memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice, memcpyDefault = range(5)
@@ -130,6 +127,7 @@ def streamDestroy(stream):
 
 def streamSynchronize(stream):
     queue = MACHINE.queue(stream)
+    _spoils(queue)
     check(queue.capture is None, 900, "a capturing stream cannot be waited for")
     unsafe("cudaStreamSynchronize")
     with MACHINE.news:
@@ -137,8 +135,15 @@ def streamSynchronize(stream):
     MACHINE.finish(points if queue.handle == 0 else points[:1])
 
 
+def _spoils(queue):
+    """Invalidate the capture of a stream that is waited for or asked."""
+    if queue.capture is not None:
+        queue.capture.invalid = True
+
+
 def streamQuery(stream):
     queue = MACHINE.queue(stream)
+    _spoils(queue)
     if queue.capture is not None:
         return 900
     return _asked(queue, queue.issued)
@@ -171,13 +176,16 @@ def streamBeginCapture(stream, mode=streamCaptureModeRelaxed):
 
 def streamEndCapture(stream):
     queue = MACHINE.find(stream, Queue)
-    check(queue.capture is not None and queue.capture.origin is queue, 900)
+    check(queue.capture is not None, 401, "the stream does not capture")
+    if queue.capture.origin is not queue:
+        _spoils(queue)
+        raise CUDARuntimeError(903, "the capture was begun in another stream")
     return MACHINE.keep(_Graph(queue.capture))
 
 
 def streamIsCapturing(stream):
     queue = MACHINE.queue(stream)
-    if queue.handle == 0 and hostile.on("capture_modes"):
+    if queue.handle == 0:
         MACHINE.implied(queue)  # error 906 if a blocking stream captures
     return queue.capture is not None
 

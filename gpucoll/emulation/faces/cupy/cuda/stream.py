@@ -125,6 +125,9 @@ class Graph:
         if not is_shutting_down():
             runtime.graphDestroy(self._handle)
 
+    def upload(self, stream=None):
+        """Accept the call; a launch needs no preparation."""
+
     def launch(self, stream=None):
         runtime.graphLaunch(self._handle, (get_current_stream() if stream is None else stream).ptr)
 
@@ -162,9 +165,11 @@ class Stream(_BaseStream):
 
     @classmethod
     def from_external(cls, obj):
-        version, pointer = obj.__cuda_stream__()
+        if not hasattr(obj, "__cuda_stream__"):
+            raise TypeError(f"{obj!r} does not implement __cuda_stream__")
+        version, pointer = found if isinstance(found := obj.__cuda_stream__(), tuple) and len(found) == 2 else (0, None)
         if version != 0 or not isinstance(pointer, int):
-            raise TypeError("__cuda_stream__() must return (0, int)")
+            raise TypeError("__cuda_stream__() must return a 2-tuple (0, int)")
         stream = cls.__new__(cls)
         _BaseStream.__init__(stream, pointer, -1)
         stream._foreign_stream_ref = obj
