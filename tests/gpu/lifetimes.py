@@ -214,8 +214,9 @@ def repeated_elsewhere(comm, algorithm):
 def same_objects(comm, algorithm):
     """Calls known by the identity of their arrays, where arrays end, streams change, and a graph is captured."""
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
-    kept, result, total = ramp(comm, BLOCK), cupy.empty(BLOCK, numpy.float32), sum(ranges(comm, BLOCK))
-    cupy.cuda.Device().synchronize()
+    with streams[1]:
+        kept, result, total = ramp(comm, BLOCK), cupy.empty(BLOCK, numpy.float32), sum(ranges(comm, BLOCK))
+    streams[1].synchronize()
     known = comm._core.calls.same
     for turn, stream in enumerate([stream for stream in streams for _ in range(2)]):
         with stream:
@@ -237,12 +238,12 @@ def same_objects(comm, algorithm):
         streams[1].begin_capture()
         with streams[1]:
             comm.all_reduce(kept, result, algorithm=algorithm)
-        graph = streams[1].end_capture()
-        kept[...] = 5
-        cupy.cuda.Device().synchronize()
-        graph.launch(streams[1])
-        with streams[1]:
-            same(result, numpy.full(BLOCK, 5 * comm.size, numpy.float32))
+            graph, kept = streams[1].end_capture(), None  # the graph needs the memory of `kept`
+            garbage = [cupy.full(BLOCK, GARBAGE) for _ in range(8)]
+            result[...] = 0
+            graph.launch(streams[1])
+            same(result, total)
+            del garbage
 
 
 def messages_elsewhere(comm):
