@@ -187,7 +187,7 @@ class HostBackend:
     def points(self, link: Transport) -> Any:
         """Return the carrier of messages between two ranks, with mpi4py's `Isend` and `Irecv`."""
         shared = self._shared
-        return shared if shared is not None and link.mpi is not None and shared.carries else link.points
+        return shared if shared is not None and shared.carries else link.points
 
     @property
     def shows_calls(self) -> Any:
