@@ -11,11 +11,12 @@ from programs.collectives import program
 from programs.wildcards import PROGRAMS
 
 
+@pytest.mark.parametrize("executor", [None, "mpi"])  # by the engine, and by the threads' own table of messages
 @pytest.mark.parametrize("size", [1, 4])
-def test_between_threads(size):
+def test_between_threads(size, executor):
     for one in PROGRAMS:
         with naming(one):
-            on_threads(size, one)
+            on_threads(size, one, executor=executor)
 
 
 @program
