@@ -314,7 +314,7 @@ def disagreements(comm):
 
 
 CASES = [(steady_lengths, 2, 1, 3), (exchanges_in_a_row, 2, 3), (rare_attempts, 2, 3), (outs, 2, 1, 3),
-         (into_lists, 3, 1), (refused_lists, 2, 3),
+         (into_lists, 4, 1), (refused_lists, 2, 3),
          (lists, 2, 3), (counts_of_callers, 2, 3), (changing_lengths, 2, 4), (known_tables_mixed, 2, 3),
          (wrong_roots, 2, 3), (disagreements, 3, 2)]  # numbers of ranks, after the first at night
 
