@@ -131,6 +131,8 @@ def disturbed(training, kills, chances):
         victim.send_signal(signal.SIGKILL)
         training.ranks.append(newcomer or training.start(-1))
         training.wait(training.ranks[-1:], moment)  # the survivors take the step together with the newcomer
+        taken = training.first_step(training.ranks[-1], moment) - moment
+        print(f"{taken:.2f} s to the next step, newcomer {'before' if newcomer else 'after'} the kill")
     (training.folder / "stop").touch()
 
 

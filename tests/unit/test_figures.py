@@ -1,6 +1,6 @@
-"""Each table of figures in the documents has a source: a comment above the table, or one for the whole page.
+"""Each figure in the documents has a source: a comment above the table or paragraph, or one for the whole page.
 
-    <!-- figures: measured bench/results/FILE.json -->     the figures stand in the file
+    <!-- figures: measured bench/results/FILE.json ... --> the figures stand in the files
     <!-- figures: computed by FILE -->                     a program, used by a test
     <!-- figures: checked by FILE -->                      a test compares them
     <!-- figures: limits of FILE -->                       settings, not results
@@ -18,31 +18,47 @@ from harness.sources import ROOT
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
          if "changes.d" not in page.parts and "gallery" not in page.parts]
 FIGURE = re.compile(r"[-+~]?\d[\d,./ ]*( ?[\w%/]+)?( (to|at|and) \d.*)?(; .*)?")
+# A number of the prose that some machine or program has given. Numbers of elements, ranks and calls need no source.
+PROSE = re.compile(r"(?<![\w.])(\d[\d.,]*(?: to \d[\d.,]*)?) (?:[um]?s|ns|[GMK]B/s|%|times (?:as|fewer|longer|less|more))(?!\w)")
 MARK = re.compile(r"<!-- (?:figures(?: of this page)?: (measured|computed by|checked by|limits of|estimated:|formula:)|"
                   r"(made by)) (.+?) -->")
 
 
 def tables(text):
     """Yield the marks above each table with figures, its own or the page's, and the rows, without the first column."""
-    whole = re.findall(r"^<!-- (?:figures of this page|made by).*-->$", text, re.MULTILINE)
+    whole = whole_page(text)
     for match in re.finditer(r"^(.*)\n((?:\|.*\n)+)", text + "\n", re.MULTILINE):
         rows = [[cell.strip() for cell in line.strip("|").split("|")][1:] for line in match[2].splitlines()[2:]]
         if any(FIGURE.fullmatch(cell) for row in rows for cell in row):
-            mark = MARK.fullmatch(match[1]) or (MARK.fullmatch(whole[0]) if whole else None)
-            yield mark, rows
+            yield MARK.fullmatch(match[1]) or whole, rows
+
+
+def paragraphs(text):
+    """Yield the mark above each paragraph or list with figures, its own or the page's, and the figures as one row."""
+    for block in re.split(r"\n\s*\n", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)):
+        words = " ".join(line.strip() for line in block.splitlines() if not line.startswith("|"))
+        if figures := PROSE.findall(words):
+            yield MARK.match(block.lstrip()) or whole_page(text), [figures]
+
+
+def whole_page(text):
+    """Return the mark of the whole page, or None."""
+    return next(filter(None, map(MARK.fullmatch, re.findall(r"^<!-- (?:figures of|made by).*$", text, re.MULTILINE))), None)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_table_of_figures_has_its_source(page):
-    for mark, rows in tables(page.read_text()):
-        assert mark, f"{page.name}: no source above the table of {rows[0]}"
+def test_figures_have_their_source(page):
+    text = page.read_text()
+    for mark, rows in (*tables(text), *paragraphs(text)):
+        assert mark, f"{page.name}: no source above {rows[0]}"
         kind, source = mark[1] or mark[2], mark[3].split()[-1]
         if kind in ("estimated:", "formula:"):
             continue
         path = ROOT / source.replace("gpucoll.bench.", "bench/").replace("bench/readme", "bench/readme.py")
         assert path.is_file(), f"{page.name}: {source} is not there"
         if kind == "measured":
-            there = [*numbers(json.loads(path.read_text()))]
+            there = [number for name in mark[3].split() for number in numbers(json.loads((ROOT / name).read_text()))]
+            there += [100 * number for number in there if number < 2]  # shares, as percent
             found = {round(number + 1e-9, digits) for digits in (0, 1) for number in there}
             figures = {float(figure.replace(",", "")) for row in rows for cell in row
                        for figure in re.findall(r"\d[\d,]*(?:\.\d+)?", cell)}
@@ -63,9 +79,11 @@ def numbers(value):
         yield float(value)
 
 
-def test_a_table_without_a_source_is_found():
+def test_figures_without_a_source_are_found():
     head = "| a | b |\n|---|---|\n"
     text = f"# Page\n\n{head}| x | 3 us |\n\n<!-- figures: limits of setup.py -->\n{head}| x | 4 |\n"
     marks = [mark and mark[1] for mark, _ in tables(text)]
     assert marks == [None, "limits of"]
     assert list(tables(f"\n{head}| 3 | words |\n")) == []
+    text = f"Takes 3\nus.\n\n<!-- figures: limits of setup.py -->\n- 4 to 5 %.\n\n```\n6 s\n```\n\n{head}| x | 7 ms |\n\n8 ranks.\n"
+    assert [(mark and mark[1], rows) for mark, rows in paragraphs(text)] == [(None, [["3"]]), ("limits of", [["4 to 5"]])]
