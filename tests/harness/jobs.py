@@ -98,6 +98,16 @@ def end_job(process, token):
         process.wait()
 
 
+def outputs_of(processes, limit):
+    """Return what each process writes; no process is left."""
+    try:
+        return [process.communicate(timeout=limit) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 def kill_marked(name, value):
     while members := marked(name, value):
         for member in members:

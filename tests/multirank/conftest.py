@@ -8,6 +8,7 @@ A row of `DEPENDS` names a file, or some tests of a file.
 import pytest
 
 from gpucoll.executors.engine.extension import library
+from multirank.elastic_group import group_in
 
 DEPENDS = {
     # MPI's own collectives and messages
@@ -56,3 +57,10 @@ def engine():
     """Skip a test of the engine on ranks without it."""
     if library() is None:
         pytest.skip("no engine that fits is installed")
+
+
+@pytest.fixture
+def group(tmp_path):
+    """Yield a group of ranks that may change."""
+    with group_in(tmp_path) as group:
+        yield group

@@ -11,14 +11,6 @@ import pytest
 import gpucoll as gc
 from harness.commands import without_mpi4py
 from harness.pace import seconds
-from multirank.elastic_group import group_in
-
-
-@pytest.fixture
-def group(tmp_path):
-    with group_in(tmp_path) as group:
-        yield group
-
 
 SHRINKS = """
 comm, dies = world(), json.loads(how[0])

@@ -22,29 +22,27 @@ def comes_and_goes(comm):
 
 
 def by_mpi(mpi, count, executor):
-    """Return the growth of this process' resources between the warm-up and the last communicator."""
-    for number in range(count):
+    def once():
         with gc.Communicator.from_mpi(mpi, executor=executor) as comm:
             assert comm.all_reduce(numpy.array([1]), algorithm="ring")[0] == comm.size
             comes_and_goes(comm)
-        if number == int(count * WARM_UP):
-            before = mixture.held()
-    after = mixture.held()
-    return {key: after[key] - before[key] for key in after}
+
+    return grown(count, once)
 
 
-def by_threads(count):
+def grown(count, once):
+    """Return the growth of this process' resources between the warm-up and the last communicator."""
     for number in range(count):
-        on_threads(2, comes_and_goes)
+        once()
         if number == int(count * WARM_UP):
             before = mixture.held()
     after = mixture.held()
     return {key: after[key] - before[key] for key in after}
 
 
-def assert_nothing(grown):
-    assert max(grown.pop("MiB"), ROOM) == ROOM
-    assert max(grown.values()) <= 0, grown
+def assert_nothing(more):
+    assert max(more.pop("MiB"), ROOM) == ROOM
+    assert max(more.values()) <= 0, more
 
 
 COUNTS = [pytest.param(60, marks=pytest.mark.slow), pytest.param(700, marks=pytest.mark.nightly)]  # times three
@@ -53,10 +51,10 @@ COUNTS = [pytest.param(60, marks=pytest.mark.slow), pytest.param(700, marks=pyte
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("executor", [None, "mpi"])
 def test_communicators_leave_nothing(ranks, count, executor):
-    for grown in ranks(by_mpi, 2, count, executor, timeout=10 * count):
-        assert_nothing(grown)
+    for one in ranks(by_mpi, 2, count, executor, timeout=10 * count):
+        assert_nothing(one)
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_communicators_of_threads_leave_nothing(count):
-    assert_nothing(by_threads(count))
+    assert_nothing(grown(count, lambda: on_threads(2, comes_and_goes)))

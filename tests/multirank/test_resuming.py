@@ -5,14 +5,6 @@ import pytest
 from gpucoll.transport import ucx
 from harness.grids import generator
 from multirank import kills
-from multirank.elastic_group import group_in
-
-
-@pytest.fixture
-def group(tmp_path):
-    with group_in(tmp_path) as group:
-        yield group
-
 
 LEARNS = kills.TRAINS + """
 stage, fault = int(how[0]), how[1]
@@ -33,6 +25,15 @@ comm.close()
 CALLS = {0: 36, 1: 41, 2: 41, 3: 41}
 
 
+def assert_alike(said, size, undisturbed, lost):
+    """Assert that all ranks end with the losses of the undisturbed training, newcomers from their first step on."""
+    assert sorted(one["rank"] for one in said) == [*range(size)]
+    for one in said:
+        losses = {int(step): loss for step, loss in one["losses"].items()}
+        assert losses == {step: undisturbed[step] for step in losses}
+        assert [*losses] == [*range(min(losses, default=6) if one["rank"] in lost else 0, 6)]
+
+
 @pytest.mark.parametrize(("stage", "victim", "call", "phase"), [
     (0, 1, 22, "before"), (1, 0, 31, "after"), (3, 2, 40, "after_send"),
     *(pytest.param(stage, call % 3, call, ("before", "after", "after_send")[call // 3 % 3], marks=pytest.mark.nightly)
@@ -43,15 +44,7 @@ def test_a_training_goes_on_bit_for_bit(group, stage, victim, call, phase):
     assert [*undisturbed] == [*range(6)]
     for rank in (0, 1, 2, -1):
         group.start(LEARNS, rank, 3, stage, f"rank:{victim},seq:{call},phase:{phase},do:sigkill")
-    said = group.said()
-    assert sorted(one["rank"] for one in said) == [0, 1, 2]
-    for one in said:
-        losses = {int(step): loss for step, loss in one["losses"].items()}
-        assert losses == {step: undisturbed[step] for step in losses}
-        if one["rank"] == victim:
-            assert [*losses] == [*range(min(losses, default=6), 6)]  # none, if the rank was lost after the last step
-        else:
-            assert [*losses] == [*range(6)]
+    assert_alike(group.said(), 3, undisturbed, [victim])
 
 
 AGAIN = """
@@ -84,12 +77,7 @@ def test_another_rank_is_lost_while_the_shards_are_collected(group, moment):
     undisturbed = kills.undisturbed(6, 1, ranks=4)
     for rank in (0, 1, 2, 3, -1, -1):
         group.start(AGAIN + LEARNS, rank, 4, moment, 1, "rank:1,seq:24,phase:before,do:sigkill")
-    said = group.said()
-    assert sorted(one["rank"] for one in said) == [0, 1, 2, 3]
-    for one in said:
-        losses = {int(step): loss for step, loss in one["losses"].items()}
-        assert losses == {step: undisturbed[step] for step in losses}
-        assert [*losses] == [*range(min(losses) if one["rank"] in (1, 3) else 0, 6)]
+    assert_alike(group.said(), 4, undisturbed, [1, 3])
 
 
 @pytest.mark.nightly

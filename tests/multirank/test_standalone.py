@@ -13,7 +13,7 @@ import pytest
 
 from gpucoll.launch import launchers
 from harness.commands import gpucoll_run, without_mpi4py
-from harness.jobs import JOB_MARK, kill_marked, marked, same_gpucoll
+from harness.jobs import JOB_MARK, kill_marked, marked, outputs_of, same_gpucoll
 from harness.pace import seconds
 
 COLLECTIVES = f"""
@@ -105,11 +105,7 @@ def by_hand(folder, variables, text=COLLECTIVES):
     base = {**os.environ, **same_gpucoll(), **without_mpi4py(folder)}
     ranks = [subprocess.Popen([sys.executable, "-c", text], env={**base, **own}, text=True, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE) for own in variables]
-    try:
-        outputs = [rank.communicate(timeout=seconds(120)) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    outputs = outputs_of(ranks, seconds(120))
     return [(rank.returncode, *output) for rank, output in zip(ranks, outputs, strict=True)]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpucoll.launch import launchers
+from harness.jobs import outputs_of
 from oracles import global_batch
 
 pytestmark = [
@@ -93,11 +94,6 @@ def test_torchruns_agents_meet_and_start_all_ranks_again(tmp_path):
                "two", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{launchers.free_port()}",
                "--rdzv-conf", "last_call_timeout=30", "--max-restarts", "1", str(tmp_path / "elastic.py")]
     agents = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
-    try:
-        output = "".join(agent.communicate(timeout=SECONDS)[0] for agent in agents)
-    finally:
-        for agent in agents:
-            agent.kill()
-            agent.wait()
+    output = "".join(output for output, _ in outputs_of(agents, SECONDS))
     assert [agent.returncode for agent in agents] == [0, 0], output
     assert sorted(re.findall(r"rank \d of.*", output)) == [f"rank {rank} of 4: 46 after 1" for rank in range(4)], output

@@ -16,6 +16,7 @@ from gpucoll.transport import ucx
 from gpucoll.transport.kvstore import MemoryStore
 from gpucoll.transport.mailbox import StoreRanks
 from gpucoll.transport.tags import TAGS
+from harness.jobs import outputs_of
 from harness.pace import seconds
 from multirank.ucx_hosts import ENVIRONMENT, JOB, on_hosts
 
@@ -43,13 +44,8 @@ def test_a_rank_that_is_lost_is_named_on_both_hosts(how, error):
         for own in launchers.node_variables(2, node, 2, "127.0.0.1", port):
             jobs.append(subprocess.Popen([sys.executable, JOB, "lost", how], stdout=subprocess.PIPE, text=True,
                                          stderr=subprocess.STDOUT, env={**os.environ, **ENVIRONMENT, **own}))
-    try:
-        outputs = [job.communicate(timeout=seconds(60))[0] for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-            job.wait()
-    assert [f"{error} (3,)" in output for output in outputs[:3]] == [True] * 3, outputs
+    outputs = outputs_of(jobs, seconds(60))
+    assert [f"{error} (3,)" in output for output, _ in outputs[:3]] == [True] * 3, outputs
 
 
 def test_every_rank_names_the_rank_without_ucx():

@@ -94,15 +94,3 @@ def test_the_picture_of_a_cut_shows_the_links_that_limit(tmp_path, capsys, graph
     rings = [one for one in root.iter(f"{SVG}circle") if one.get("fill") == "none"]
     assert len(rings) == sum(map(len, parts))
     assert f"the {count} links {'into' if found['inward'] else 'out of'} the ringed " in "".join(root.itertext())
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    (["draw", "ring", "--topology", "dgx11", "-o", "x.html"], "did you mean dgx1"),
-    (["draw", "ring", "--topology", "dgx1", "--ranks", "4", "-o", "x.html"], "graph dgx1 has 8 ranks, not 4"),
-    (["draw", "linear", "--collective", "scan", "--topology", "ring(64)", "-o", "x.svg"], "63 rounds"),
-    (["bound", "dgx1", "all_gather", "-o", "x.png"], "an .svg picture, not as '.png'"),
-    (["bound", "dgx1", "all_gather", "-o", "no/x.svg"], "cannot write no/x.svg")])
-def test_wrong_arguments_are_one_line(tmp_path, monkeypatch, capsys, words, said):
-    monkeypatch.chdir(tmp_path)
-    assert said in refused(capsys, main, words, f"gpucoll {words[0]}: ")
-    assert not [*tmp_path.iterdir()]
