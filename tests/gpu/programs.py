@@ -14,14 +14,14 @@ import cupy
 import numpy
 
 import gpucoll as gc
-from gpu import blocking, hazards, hostile, lifetimes, peer, splits, streams, tensors, training
+from gpu import blocking, hazards, hostile, lifetimes, peer, splits, streams, tensors, training, walks
 from gpu.helpers import PATIENCE, Foreign, called_before, held, raising, ramp, ranges, refused, same
 from gpu.mirrored import NATIVE, Mirrored
 from harness import thread_ranks
 from oracles import oracle
 from programs import collectives
 
-HOMES = (streams, peer, tensors, hostile, lifetimes, hazards, training, splits, blocking,
+HOMES = (streams, peer, tensors, hostile, lifetimes, hazards, training, splits, blocking, walks,
          sys.modules[__name__])
 
 

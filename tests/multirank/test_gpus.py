@@ -101,6 +101,11 @@ def test_programs_by_the_peer_executor(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env={**PEER, **machine})
 
 
+@pytest.mark.parametrize(("executor", "first"), [("nccl", 0), ("peer", 2)])
+def test_the_page_tells_how_a_call_goes(gpus, executor, first):
+    gpus("walks", 4, first, first + 1, env={"GPUCOLL_EXECUTOR": executor})
+
+
 TRAINING = [*(("trained", name) for name in ("data_parallel", "zero1", "zero2", "zero3")), ("compressed",),
             ("packed",), ("block_scaled",), ("laid_out",)]
 
