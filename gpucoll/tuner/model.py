@@ -30,6 +30,9 @@ def _segment(formula: str, size: int) -> int:
     return int(evaluate(formula, P=size))
 
 
+# Executors whose number of segments is that of least predicted time. For the engine, which reads the memory of other
+# ranks, the measured length of a segment in `Traits.segment` is better.
+PRICED = ("nccl", "peer", "mpi", "ucx")
 STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device: the executor with the constants to use
 ONE_PASS = "one_pass"  # the table's name for `shared` when every rank reads its operands at the source
 IN_MEMORY = ("shared", "peer", ONE_PASS)
@@ -97,6 +100,15 @@ class Model:
             return 0
         return ways(collective, name, self.world.nodes)
 
+    def segments(self, collective: str, name: str, nbytes: int, executor: str) -> int:
+        """Return the number of segments of a call: of least time by the cost formulas, or by `Traits.segment`."""
+        entry, topology = find(collective, name), self.topology(executor) if executor in PRICED else None
+        if topology is None or entry.own or "segments" not in entry.options:
+            return segments(collective, name, nbytes, self.world.size)
+        times = {pieces: _priced(collective, name, nbytes, topology, self.world, pieces).seconds
+                 for pieces in (1 << power for power in range(MOST_SEGMENTS.bit_length()))}
+        return min(times, key=times.__getitem__)
+
     def _candidate(self, collective: str, nbytes: int, executor: str, name: str) -> list[Candidate]:
         curve = next((one for one in self.shape.curves if one[:3] == (collective, executor, name)), None)
         if executor == "native":
@@ -106,7 +118,8 @@ class Model:
         if topology is None:
             return []
         try:
-            row = _predicted(collective, name, nbytes, topology, self.world, barriers)
+            pieces = self.segments(collective, name, nbytes, executor)
+            row = _predicted(collective, name, nbytes, topology, self.world, pieces, barriers)
         except ArgumentError:  # too many messages for the simulator
             return []
         measured = curve is not None and self._exact and nbytes < curve.end
@@ -145,7 +158,8 @@ class Model:
         rows = []
         for name in library_names(collective, world.size):
             try:
-                rows.append(_predicted(collective, name, nbytes, topology, world))
+                rows.append(_predicted(collective, name, nbytes, topology, world,
+                                       segments(collective, name, nbytes, world.size)))
             except ArgumentError:
                 continue
         return min(rows, key=lambda row: row.seconds, default=None)
@@ -174,19 +188,24 @@ class Model:
         return next((link for shape in self._shapes for link in shape.links if link[:2] == (executor, name)), None)
 
 
-def _predicted(collective: str, name: str, nbytes: int, topology: Topology, world: World,
+def _predicted(collective: str, name: str, nbytes: int, topology: Topology, world: World, pieces: int,
                barriers: int = 0) -> Candidate:
-    """Return the prediction, by the simulator on few ranks of several nodes, else by the algorithm's cost formulas.
-
-    The formulas are exact on equal links, for algorithms with equal work on all ranks. On several nodes all rounds cost
-    what the network costs, except those inside a node of an algorithm that uses the nodes: their cost, the cost for the
-    ranks of one node, is the node's. With
-    `barriers` > 0 each rank reads its operands at the source, and the rounds are this number of barriers.
-    """
-    pieces = segments(collective, name, nbytes, world.size)
+    """Return the prediction for `pieces` segments: by the simulator on few ranks of several nodes, else by formulas."""
     if world.node_count > 1 and world.size <= SIMULATED and not barriers:
         row = simulate(collective, name, world.size, nbytes, topology, segments=pieces)
         return Candidate(topology.name, name, row.segments, row.seconds, *row[5:], False)
+    return _priced(collective, name, nbytes, topology, world, pieces, barriers)
+
+
+def _priced(collective: str, name: str, nbytes: int, topology: Topology, world: World, pieces: int,
+            barriers: int = 0) -> Candidate:
+    """Return the prediction by the algorithm's cost formulas.
+
+    The formulas are exact on equal links, for algorithms with equal work on all ranks. On several nodes all rounds cost
+    what the network costs, except those inside a node of an algorithm that uses the nodes: their cost, the cost for the
+    ranks of one node, is the node's. With `barriers` > 0 each rank reads its operands at the source, and the rounds are
+    this number of barriers.
+    """
     entry = find(collective, name)
     pieces = 1 if barriers else entry.pieces(pieces)
     cost = entry.price(world.size, nbytes, pieces, world.nodes)

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from gpucoll.algorithms import algorithms
+from gpucoll.algorithms import algorithms, find
 from gpucoll.calibration.measure import Probe, fit
 from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
@@ -105,6 +105,24 @@ def test_the_formulas_on_several_nodes_agree_with_the_simulator(monkeypatch):
             rows.append(Tuner(nodes, built_in()).candidates(collective, nbytes, ("mpi",), algorithm=name))
         assert rows[0][0].seconds == pytest.approx(rows[1][0].seconds, rel=0.02), (collective, nbytes, name)
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("executor", "device"), [("nccl", "cuda"), ("peer", "cuda"), ("mpi", "cpu"), ("ucx", "cpu")])
+def test_a_pipeline_has_the_segments_of_least_time_on_its_executor(executor, device):
+    tuner = Tuner((0,) * 8, built_in(), "")
+    link = next(link for shape in built_in().shapes if shape.device == device for link in shape.links
+                if link[:2] == ("mpi" if executor == "ucx" else executor, "node"))
+    for collective, name in (("all_reduce", "tree"), ("broadcast", "chain"), ("reduce", "double_tree")):
+        for nbytes in (1 << power for power in range(27)):
+            price = find(collective, name).price
+            costs = {pieces: price(8, nbytes, pieces, (0,) * 8) for pieces in (1, 2, 4, 8, 16, 32)}
+            times = {pieces: cost["rounds"] * link.alpha + cost["gaps"] * link.gap + cost["reduced"] * link.gamma
+                     + max(cost["path"], cost["received"], cost["sent"] * (executor != "peer")) * link.beta
+                     for pieces, cost in costs.items()}
+            found = tuner.choose(collective, name, nbytes, (executor,), device).segments
+            assert times[found] == pytest.approx(min(times.values())), (name, nbytes)
+    assert tuner.choose("all_reduce", "tree", 1 << 22, ("nccl",), "cuda").segments == 2
+    assert tuner.choose("all_reduce", "tree", 1 << 22, ("shared",)).segments == 32
 
 
 def test_curves_win_over_the_model():
