@@ -65,8 +65,8 @@ class PointToPoint:
 
     @property
     def board(self) -> Any:
-        """Where ranks show each other their waits for messages: the engine, threads' mailbox, or None."""
-        return self._core.engine if self.exchange_here is not not_known else getattr(self.carrier, "board", None)
+        """Where the ranks of a node show each other their waits for messages: the engine, or None."""
+        return self._core.engine if self.exchange_here is not not_known else None
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message ready to be received, or None; `source` and `tag` None mean any rank and any tag."""

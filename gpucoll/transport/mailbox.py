@@ -12,7 +12,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 import numpy
@@ -243,14 +243,10 @@ class Mailbox:
         self._posted = 0
         # Unmatched ends by ((source, destination, tag), is a send), in order; never sends and receives of the same key.
         self._waiting: dict[Any, collections.deque[_Message]] = {}
-        # The shown waits by rank (number, odd while shown; place; messages), and the verdicts by judge and rank.
-        self._waits: dict[int, tuple[int, str, list[_Message]]] = {}
-        self._verdicts: dict[tuple[int, int], tuple[int, bool]] = {}
 
     def post(self, mine: _Message) -> _Message:
         """Match `mine` with a waiting other end and copy the message, or else let `mine` wait; return `mine`."""
         key, sends = mine.key, mine.sends
-        self.hide_wait(key[not sends])  # a rank that begins a message does not wait
         with self._lock:
             others = self._waiting.get((key, not sends))
             if others is None:
@@ -270,47 +266,6 @@ class Mailbox:
         received.length = sent.length = len(sent.row)
         return mine
 
-    def show_wait(self, rank: int, messages: Sequence[_Message], place: str) -> int:
-        """Show that a rank waits for these messages; return the number of the wait, 0 if all have met their ends."""
-        with self._lock:
-            left = [one for one in messages if self._is_unmatched(one)]
-            number = self._waits.get(rank, (0, "", []))[0]
-            if left:
-                self._waits[rank] = number | 1, place, left
-        if not left:
-            self.hide_wait(rank)
-        return number | 1 if left else 0
-
-    def hide_wait(self, rank: int) -> None:
-        """Show no wait of a rank any more."""
-        if rank in self._waits:
-            with self._lock:
-                number, *rest = self._waits[rank]
-                self._waits[rank] = number + number % 2, *rest  # type: ignore[assignment]
-
-    def shown_waits(self) -> dict[int, tuple[int, str, list[tuple[bool, int, int, int, int]]]]:
-        """Return the last shown waits by rank; see `gpucoll.communicator.cycles`."""
-        with self._lock:
-            return {rank: (number, place, [self._end(one) for one in messages])
-                    for rank, (number, place, messages) in self._waits.items()}
-
-    def _end(self, message: _Message) -> tuple[bool, int, int, int, int]:
-        """Return direction, partner, tag, bytes of a message, and the number of the partner's wait if unmatched."""
-        partner = message.key[message.sends]
-        number = self._waits.get(partner, (0,))[0]
-        return message.sends, partner, message.key[2], message.nbytes, \
-            number if number % 2 and self._is_unmatched(message) else 0
-
-    def _is_unmatched(self, message: _Message) -> bool:
-        return message in self._waiting.get((message.key, message.sends), ())
-
-    def condemn(self, judge: int, rank: int, number: int, sends: bool) -> None:
-        """Note that rank `judge` has found a rank's wait in a cycle, by its send or by its receive."""
-        self._verdicts[judge, rank] = number, sends
-
-    def verdict(self, judge: int, rank: int) -> tuple[int, bool]:
-        return self._verdicts.get((judge, rank), (0, False))
-
     def seen(self, source: int | None, target: int, tag: int | None) -> ProbeResult | None:
         """Return the first unmatched message to rank `target`; `source` and `tag` match any message if None."""
         # Search the whole table: probes are rare, and few messages wait at a time.
@@ -328,7 +283,7 @@ class ThreadMessages:
     """A rank's access to messages between threads, with mpi4py's methods used by executors."""
 
     def __init__(self, rank: int, mail: Mailbox) -> None:
-        self._rank, self._mail, self.board = rank, mail, ThreadBoard(rank, mail)
+        self._rank, self._mail = rank, mail
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> _Message:
         """Begin to send ``[bytes, "B"]`` with the dtype code `dtype` to rank `dest`."""
@@ -341,20 +296,3 @@ class ThreadMessages:
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return the first unmatched message to this rank; see `Mailbox.seen`."""
         return self._mail.seen(source, self._rank, tag)
-
-
-class ThreadBoard:
-    """Where a rank that is a thread shows its waits to the others, with the methods of the engine."""
-
-    def __init__(self, rank: int, mail: Mailbox) -> None:
-        self._rank, self._mail = rank, mail
-        self.shown_waits, self.verdict = mail.shown_waits, mail.verdict
-
-    def show_wait(self, messages: Sequence[_Message], place: str) -> int:
-        return self._mail.show_wait(self._rank, messages, place)
-
-    def hide_wait(self) -> None:
-        self._mail.hide_wait(self._rank)
-
-    def condemn(self, rank: int, number: int, sends: bool) -> None:
-        self._mail.condemn(self._rank, rank, number, sends)

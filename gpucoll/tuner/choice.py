@@ -10,7 +10,7 @@ from gpucoll.algorithms import algorithms, find, library_names, names_of, own_na
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.ops import Order
 from gpucoll.errors import ArgumentError, nearest
-from gpucoll.tuner.model import PRICED, Candidate, Model, World, segments
+from gpucoll.tuner.model import Candidate, Model, World
 from gpucoll.tuner.table import BUILT_IN, Table
 
 ALL = ""  # the key of the rule for collectives without a rule of their own
@@ -134,7 +134,7 @@ class Tuner:
         # The model for arrays on a device, made at the first call on this device
         self.model: Callable[[str], Model] = functools.cache(
             lambda device: Model(self.table, World(self._nodes, device)))
-        self._kept: dict[tuple[str, str, int, tuple[str, ...], str, Order], Choice] = {}
+        self._kept: dict[tuple[str, str, int, tuple[str, ...], str, Order], tuple[str, str]] = {}
 
     def choose(self, collective: str, algorithm: str, nbytes: int, executors: tuple[str, ...],
                device: str = "cpu", order: Order = "any") -> Choice:
@@ -148,12 +148,10 @@ class Tuner:
         if kept is None:
             if algorithm != "auto":
                 self._check_order(collective, [algorithm], order)
-            executor, name = self._choose(collective, algorithm, nbytes, executors, device, order)
-            pieces = self.model(device).segments(collective, name, 1 << nbytes.bit_length() >> 1, executor) \
-                if executor in PRICED else 0
-            kept = self._kept[key] = Choice(executor, name, pieces)
-        return kept if kept.segments else kept._replace(
-            segments=segments(collective, kept.algorithm, nbytes, len(self._nodes)))
+            kept = self._kept[key] = self._choose(collective, algorithm, nbytes, executors, device, order)
+        executor, name = kept
+        return Choice(executor, name, 1 if name == NATIVE else
+                      self.model(device).segments(collective, name, nbytes, executor))
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str], device: str = "cpu",
                    algorithm: str = "auto", order: Order = "any") -> list[Candidate]:

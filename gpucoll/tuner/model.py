@@ -76,7 +76,7 @@ class Model:
 
     def __init__(self, table: Table, world: World) -> None:
         self.table, self.world = table, world
-        self.topology = functools.cache(self._topology)
+        self.topology, self._least = functools.cache(self._topology), functools.cache(self._segments)
         device = "cuda" if world.device == "cuda" else "cpu"
         # Links missing in the table's shape are taken from the built-in table.
         self._shapes = [shape for source in (table, built_in())
@@ -101,13 +101,17 @@ class Model:
         return ways(collective, name, self.world.nodes)
 
     def segments(self, collective: str, name: str, nbytes: int, executor: str) -> int:
-        """Return the number of segments of a call: of least time by the cost formulas, or by `Traits.segment`."""
-        entry, topology = find(collective, name), self.topology(executor) if executor in PRICED else None
-        if topology is None or entry.own or "segments" not in entry.options:
+        """Return the number of segments: of least time by the cost formulas, or by `Traits.segment`."""
+        entry = find(collective, name)
+        if executor not in PRICED or entry.own or "segments" not in entry.options or not self.topology(executor):
             return segments(collective, name, nbytes, self.world.size)
-        times = {pieces: _priced(collective, name, nbytes, topology, self.world, pieces).seconds
-                 for pieces in (1 << power for power in range(MOST_SEGMENTS.bit_length()))}
-        return min(times, key=times.__getitem__)
+        return self._least(collective, name, nbytes.bit_length(), executor)
+
+    def _segments(self, collective: str, name: str, bits: int, executor: str) -> int:
+        topology = self.topology(executor)
+        assert topology is not None
+        return min((1 << power for power in range(MOST_SEGMENTS.bit_length())), key=lambda pieces: _priced(
+            collective, name, 1 << bits >> 1, topology, self.world, pieces).seconds)
 
     def _candidate(self, collective: str, nbytes: int, executor: str, name: str) -> list[Candidate]:
         curve = next((one for one in self.shape.curves if one[:3] == (collective, executor, name)), None)

@@ -200,9 +200,8 @@ def around(kind):
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("kind", ["sends", "receives"])
-@pytest.mark.parametrize("executor", [None, "mpi"])  # by the engine, and by the threads' own table of messages
-def test_threads_in_a_cycle_raise_the_same_error(executor, kind, size):
-    (words, ranks), *others = gc.run_local(around(kind), size, executor=executor, timeout=seconds(10))
+def test_threads_in_a_cycle_raise_the_same_error(kind, size):
+    (words, ranks), *others = gc.run_local(around(kind), size, timeout=seconds(10))
     assert others == [(words, ranks)] * (size - 1)
     assert ranks == (*range(size),)
     assert "800 kB" in words
@@ -226,8 +225,7 @@ def test_threads_without_a_cycle_go_on(monkeypatch):
             comm.sendrecv(x, y, right, left)
         return (y == left).all()
 
-    for executor in (None, "mpi"):
-        assert all(gc.run_local(program, 4, executor=executor, timeout=PATIENCE))
+    assert all(gc.run_local(program, 4, timeout=PATIENCE))
 
 
 # ---------------------------------------------------------------- the end of the process
