@@ -32,6 +32,11 @@ same(a @ x, 2 * h @ numpy.arange(50.0))
 for operator in (a, linalg.LinearOperator((50, 50), matvec=lambda v: a @ v, dtype=float)):
     z, info = linalg.cg(operator, cupy.ones(50), tol=1e-10)
     assert info == 0 and float(abs(a @ z - 1).max()) < 1e-6
+b = a @ a.T
+z = linalg.spsolve(b.tocsr(), cupy.ones(50))
+assert cupy.allclose(b @ z, numpy.ones(50))
+same(cupy.fromfunction(lambda i, j: i + j, (2, 2)), numpy.fromfunction(lambda i, j: i + j, (2, 2)))
+same(cupy.sqrt(numpy.float64(2)), numpy.sqrt(2.0))
 same(cupy.apply_along_axis(lambda row: row.sum(), 0, x.reshape(5, 10)), numpy.arange(50.0).reshape(5, 10).sum(axis=0))
 ''',
     "a stream of its own": '''

@@ -49,7 +49,7 @@ def _called_back(function, *args):
     """Call a function of the program, which has arrays of the GPU, for NumPy or SciPy."""
     found = function(*wrapped(args))
     settled(arrays_in([found]), ())
-    return unwrapped(found)
+    return found.get() if isinstance(found, _array.ndarray) else unwrapped(found)  # its memory may be reused
 
 
 def wrapped(value, sources=()):
@@ -112,6 +112,8 @@ def at_once(function, args, kwargs, owner=None):
             written(sources)()
     with _array.FILTERS, numpy.errstate(all="ignore"):
         result = function(*given, **named)
+    if owner is not None and result is owner._host:  # such as `tocsr` of a matrix that is one
+        return owner
     return out if isinstance(out, _array.ndarray | tuple) else wrapped(result, sources)
 
 
@@ -125,6 +127,8 @@ def generic(function, owner=None):
             kwargs["rtol"] = kwargs.pop("tol")  # SciPy has renamed the tolerance of its solvers
         if args and isinstance(args[0], numpy.ndarray) and getattr(function, "__name__", "") in OF_ITS_ARGUMENT:
             return function(*args, **kwargs)
+        if getattr(function, "__name__", "") in ("allclose", "isclose"):  # these take arrays of NumPy as well
+            args = [uploaded(one) if isinstance(one, numpy.ndarray) else one for one in args]
         return at_once(function, args, kwargs, owner)
 
     return call
@@ -173,8 +177,7 @@ class Ufunc:
             with numpy.errstate(all="ignore"):
                 return _array.made(self.numpy(*given, casting=casting, **({} if dtype is None else {"dtype": dtype})))
         if out is None:
-            types = [type(one) if isinstance(one, int | float | complex) and not isinstance(one, bool)
-                     else numpy.asarray(one).dtype for one in given]
+            types = [type(one) if type(one) in (int, float, complex) else numpy.asarray(one).dtype for one in given]
             kind = self.numpy.resolve_dtypes((*types, None), casting=casting, **(
                 {} if dtype is None else {"signature": (None,) * self.nin + (numpy.dtype(dtype),)}))[-1]
             axes = [numpy.asarray(one) for one in given if not isinstance(one, bool | int | float | complex)]
@@ -247,7 +250,7 @@ class Served:
     __array_ufunc__ = None
 
     def __init__(self, *args, host=None, **kwargs):
-        self._parts = {}
+        self._parts, self._given = {}, (args, kwargs)  # SciPy keeps views of what was given
         if host is None:
             settled(arrays_in([args, kwargs]), ())
             host = self._kind(*unwrapped(args), **unwrapped(kwargs))
@@ -270,6 +273,8 @@ class Served:
             return self._parts[name]
         if name == "get":  # the matrix on the host
             return lambda *_: settled(self._parts.values(), ()) or self._host.copy()
+        if isinstance(getattr(type(self._host), name, None), property) and not MACHINE.is_idle():
+            settled(self._parts.values(), ())  # such as `T`, which reads the parts
         value = getattr(self._host, name)
         return generic(value, self) if callable(value) else wrapped(value)
 
@@ -288,15 +293,9 @@ ge getitem""".split()]
 def served(kind):
     """Return the class for objects of a class of SciPy."""
     bases = [served(base) for base in kind.__bases__ if base.__module__.startswith("scipy.")] or [Served]
-    operators = {name: _operator(name) for name in OPERATORS if name in vars(kind)}
+    operators = {name: lambda self, *args, name=name: generic(getattr(self._host, name), self)(*args)
+                 for name in OPERATORS if name in vars(kind)}
     return type(kind.__name__, tuple(bases), {"_kind": kind, **operators})
-
-
-def _operator(name):
-    def call(self, *args):
-        return generic(getattr(self._host, name), self)(*args)
-
-    return call
 
 
 METHODS = """argmin argpartition argsort byteswap choose clip compress conj conjugate cumprod cumsum dot flatten nonzero

@@ -77,8 +77,6 @@ class Chunk:
 class BaseMemory:
     """Memory of a GPU at `ptr`."""
 
-    device = property(lambda self: MemoryPointer(self, 0).device)
-
 
 class Memory(BaseMemory):
     """An allocation; the pool gets the memory back after the end of the last array in the memory."""
@@ -384,8 +382,7 @@ class PinnedMemoryPool:
     def n_free_blocks(self):
         return 0
 
-    def free_all_blocks(self):
-        pass
+    free_all_blocks = n_free_blocks
 
 
 _pool, _pinned_pool = MemoryPool(), PinnedMemoryPool()

@@ -1,5 +1,7 @@
 """`cupy.random` by NumPy's generators; the numbers are not those of a GPU, but repeat by a seed."""
 
+import types
+
 import numpy
 
 from . import _generic
@@ -12,7 +14,7 @@ class RandomState:
         self._state = numpy.random.RandomState(None if seed is None else int(seed) % (1 << 32))
 
     def __getattr__(self, name):
-        function = getattr(self._state, name)
+        function = getattr(self._state, "random_sample" if name in ("sample", "ranf") else name)
 
         def draw(*args, dtype=None, **options):
             if dtype is not None and name not in ("randint",):
@@ -22,18 +24,22 @@ class RandomState:
         return draw
 
 
+XORWOW = MRG32k3a = Philox4x3210 = numpy.random.Philox
+
+
 class Generator:
-    def __init__(self, generator):
-        self._generator = generator
+    def __init__(self, bit_generator):
+        self._generator = numpy.random.Generator(bit_generator)
 
     def __getattr__(self, name):
         return _generic.generic(getattr(self._generator, name))
 
 
 def default_rng(seed=None):
-    return Generator(numpy.random.default_rng(seed))
+    return Generator(XORWOW(seed))
 
 
+generator = types.SimpleNamespace(RandomState=RandomState)  # its former place
 _state = RandomState()
 
 

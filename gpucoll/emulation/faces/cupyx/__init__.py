@@ -5,7 +5,7 @@ import numpy
 from cupy import _generic
 from cupy._ipc import alloc_pinned_memory
 
-from . import distributed, jit, profiler, scipy
+from . import cusparse, distributed, jit, profiler, scipy
 
 errstate = numpy.errstate
 

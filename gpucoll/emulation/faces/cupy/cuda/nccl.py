@@ -66,8 +66,7 @@ def get_version():
     return nccl_version()
 
 
-def get_build_version():
-    return nccl_version()
+get_build_version = get_version
 
 
 def get_unique_id():

@@ -1,9 +1,5 @@
 """`cupy.cuda.profiler`: no profiler listens."""
 
+from .nvtx import _ignored
 
-def start():
-    pass
-
-
-def stop():
-    pass
+start = stop = _ignored
