@@ -317,11 +317,12 @@ class Core:
         target = None if call.target is None else call.target.row
         if options.algorithm not in ("auto", "native"):
             find(row.name, options.algorithm)
-        request = CallRequest(row.name, options.algorithm, call.dtype, op, root, call.nbytes,
-                          (None if source is None else source.nbytes, None if target is None else target.nbytes),
-                          call.in_place and source is call.input, call.cut, call.shape, header, order, space.device,
-                          space is HOST and self.host.is_symmetric(source, target), space.has_unsupported_capture(),
-                          space.is_blocking())
+        request = CallRequest(
+            row.name, options.algorithm, call.dtype, op, root, call.nbytes,
+            sizes=(None if source is None else source.nbytes, None if target is None else target.nbytes),
+            in_place=call.in_place and source is call.input, cut=call.cut, shape=call.shape, header=header, order=order,
+            device=space.device, symmetric=space is HOST and self.host.is_symmetric(source, target),
+            captured=space.has_unsupported_capture(), blocking=space.is_blocking())
         return ReadyCall(self.calls.compiled(request, allowed, space), source, target)
 
     def compile(self, request: CallRequest, allowed: str | None, space: Space) -> Call:
