@@ -46,7 +46,7 @@ class PointToPoint:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._batch: Batch | None = None  # messages between GPU arrays in the open group
-        self._row = _itself if core.link.has_collectives else _bytes  # what the carrier takes: MPI takes any array
+        self._row: Any = (lambda array: array) if core.link.has_collectives else _bytes  # what the carrier takes: MPI takes any array
         cycles = Cycles(core.waits, core.rank, lambda: self.board)
         core.waits.rank, core.waits.has_left = core.rank, core.link.has_left
         core.waits.message_wait.look, core.waits.message_wait.leave = cycles.look, cycles.hide
@@ -348,10 +348,6 @@ def awaiting(work: Work, *ends: End) -> Work:
     """Return `work`, known from now on to wait for these messages: a message that ends soon needs no such words."""
     work.ends = ends
     return work
-
-
-def _itself(array: Array) -> Array:
-    return array
 
 
 def _bytes(array: Array) -> Array:
