@@ -46,7 +46,8 @@ class PointToPoint:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._batch: Batch | None = None  # messages between GPU arrays in the open group
-        self._row: Any = (lambda array: array) if core.link.has_collectives else _bytes  # what the carrier takes: MPI takes any array
+        # The form in which the carrier takes an array: MPI takes any.
+        self._row: Any = (lambda array: array) if core.link.has_collectives else _bytes
         cycles = Cycles(core.waits, core.rank, lambda: self.board)
         core.waits.rank, core.waits.has_left = core.rank, core.link.has_left
         core.waits.message_wait.look, core.waits.message_wait.leave = cycles.look, cycles.hide
