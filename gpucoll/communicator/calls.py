@@ -263,11 +263,11 @@ def same_call(core: Core, known: KnownCall, stream: Any, x: Any, out: Any) -> Ca
     device: Any = core.gpus[known.call.request.device].device
     owners = weakref.ref(x), (lambda: None) if out is None else weakref.ref(out)
     (same_x, same_out), life, has_ended = owners, core.life, core.link.has_ended
-    current, ordinal, is_open, at_once = device.current_stream, device.ordinal, device.is_open, core.waits.at_once
+    current, is_open, at_once = device.current_stream, device.is_open, core.waits.at_once
     enqueue, name = core.gpus[known.call.request.device].order.enqueue, known.call.request.collective
 
     def repeat(x: Any, out: Any) -> Any:
-        if same_x() is not x or same_out() is not out or current(ordinal) is not stream or life.is_forked \
+        if same_x() is not x or same_out() is not out or current() is not stream or life.is_forked \
                 or has_ended() or not is_open(stream):
             return NotImplemented
         try:

@@ -47,6 +47,7 @@ class CudaDevice(Device):
         self._processors = device.attributes["MultiProcessorCount"]
         self.kernels = Kernels(self._load, self._processors)
         self._filling, self._probe = _filling_streams(ordinal)
+        self.current_stream = functools.partial(cupy.cuda.get_current_stream, ordinal)
 
     def channels(self, ranks: int) -> int:
         return max(1, min(MOST_CHANNELS, self._processors // ranks))
@@ -64,8 +65,6 @@ class CudaDevice(Device):
             return "on the host"
         other = array.device.id
         return None if other == self.ordinal else f"on GPU {other}"
-
-    current_stream = staticmethod(cupy.cuda.get_current_stream)
 
     def stream(self, given: Any) -> Any:
         """Return the stream of a call; see `as_stream`.

@@ -75,13 +75,13 @@ class Rank:
 
     def call(self, number, began, ended, nbytes=LARGE):
         """Make call `number`, which the GPU begins and ends at these times of the host."""
-        shares = self.clock.begin("all_reduce", nbytes)
+        sums = self.clock.sums.row("all_reduce", nbytes)
         self.stream.time = SHIFT + began
-        times = self.shares.begin(number, nbytes, shares, self.stream)
+        times = self.shares.begin(number, nbytes, sums, self.stream)
         self.stream.time = SHIFT + ended
         if times is not None:
             self.shares.end(times, self.stream)
-        self.clock.end(shares, enqueued=True)
+        self.clock.enqueued(sums, nbytes)
         return times
 
     def figures(self, kind=HERE):
@@ -156,11 +156,10 @@ def test_a_delay_after_short_calls_is_at_most_the_time_since_the_timed_call_befo
     assert [one.figures() for one in ranks] == [[0, 700, 100 + 150], [50, 0, 800 + 150]]
 
 
-def test_calls_in_a_capture_and_of_no_kind_are_not_timed(host):
+def test_calls_in_a_capture_are_not_timed(host):
     rank = Rank(host, 0, 1)
     rank.stream.captures = True
     assert rank.call(1, 10**18, 10**18 + 5) is None
-    assert rank.shares.begin(2, LARGE, None, rank.stream) is None
     assert rank.shares._left is None
 
 

@@ -290,6 +290,21 @@ def test_the_command_ends_with_two_where_a_program_cannot_be_checked(tmp_path):
     assert command(program, 0) == (2, "")
 
 
+def test_no_rank_gives_up_its_turn_where_it_waits_for_a_lock_of_a_file(tmp_path):
+    """Another process may compile the same kernel: the lock of its file is awaited inside of a lock of all ranks."""
+    program = tmp_path / "program.py"
+    program.write_text("""
+import filelock, gpucoll as gc, threading, time
+lock = vars(filelock).setdefault("of_all_ranks", threading.Lock())
+with gc.init() as comm:
+    comm.barrier()
+    assert lock.acquire(blocking=False), "another rank holds the lock"
+    exec("time.sleep(1e-3)", {"__name__": "filelock._poll", "time": time})
+    lock.release()
+""")
+    assert check_script(str(program), [], 2)[0] == []
+
+
 def test_a_check_without_room_for_a_thread_has_failed(monkeypatch):
     def start(thread):
         if thread.name == "rank 2":

@@ -42,7 +42,7 @@ class CUDARuntimeError(RuntimeError):
         self.status = status
 
     def __str__(self):
-        return f"cudaError{NAMES[self.status]}: {self.args[1]} ({self.status})"
+        return f"cudaError{NAMES.get(self.status, 'Unknown')}: {self.args[1]} ({self.status})"
 
 
 def check(condition, status, words=""):
