@@ -144,9 +144,13 @@ template <class... P, void (*function)(P...)> struct Kernel<function> {
     }
     static const char* run(const Dim* grid, u64 shared, void** arguments, const u64* sizes) {
         if (u64(grid[1].x) * grid[1].y * grid[1].z > 1024) return "a block has at most 1024 threads";
-        dynamic_memory = static_cast<char*>(memset(realloc(dynamic_memory, shared + 64), UNWRITTEN, shared + 64));
+        const u64 room = shared + ARENA;  // what lies behind is watched
+        dynamic_memory = static_cast<char*>(memset(granted(realloc(dynamic_memory, room)), UNWRITTEN, room));
         UserCall call = {arguments, sizes};
-        return launch(body, &call, grid[0], grid[1]);
+        const char* told = launch(body, &call, grid[0], grid[1]);
+        const char* end = dynamic_memory + room;
+        const bool kept = std::all_of(end - ARENA + 64, end, [](char one) { return one == char(UNWRITTEN); });
+        return told != nullptr || kept ? told : "a write behind the dynamic shared memory, see shared_mem";
     }
 };
 

@@ -206,6 +206,40 @@ x, y = cupy.asarray(h[:256]), cupy.empty(256, numpy.float32)
 turned((1,), (256,), (x, y))
 same(y, h[:256][::-1])
 """, "__syncthreads();", "", "AssertionError"),
+    "a kernel by address": ("""
+with a:
+    x = cupy.asarray(h)
+    y = cupy.empty(n, numpy.float32)
+    launch(twice, x, y)
+@
+with b:
+    z = cupy.empty(n, numpy.float32)
+    twice((4,), (256,), (y.data.ptr, z.data.ptr, numpy.int32(n)))  # fails
+b.synchronize()
+same(z, 4 * h)
+""", "b.wait_event(a.record())", "", READS),
+    "use after free by address": ("""
+address = cupy.cuda.runtime.malloc(4 * n)
+memory = cupy.cuda.UnownedMemory(address, 4 * n, None, 0)
+x = cupy.ndarray(n, numpy.float32, cupy.cuda.MemoryPointer(memory, 0))
+x[:] = cupy.asarray(h)
+cupy.cuda.Device().synchronize()
+y = cupy.empty(n, numpy.float32)
+@
+launch(twice, x, y)
+same(y, 2 * h)
+""", "", "cupy.cuda.runtime.free(address)", "cudaErrorIllegalAddress"),
+    "dynamic shared memory too small": ("""
+k = cupy.RawKernel(r'''extern "C" __global__ void k(const float* x, float* y) {
+    extern __shared__ float s[];
+    s[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    y[threadIdx.x] = s[255 - threadIdx.x];
+}''', "k")
+x, y = cupy.asarray(h[:256]), cupy.empty(256, numpy.float32)
+k((1,), (256,), (x, y), shared_mem=@)
+same(y, h[:256][::-1])
+""", "1024", "512", "a write behind the dynamic shared memory"),
 }
 
 

@@ -16,7 +16,7 @@ GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 class Capture:
     def __init__(self, origin, mode):
         self.origin, self.mode, self.thread = origin, mode, threading.get_ident()
-        self.uses = []  # accesses of memory, see _order.py
+        self.uses = []  # accesses of memory: chunk, first byte, end, whether it writes
         self.nodes = []  # pairs (begin, kernel), in the order of submission
         self.given = {origin: 0}  # number of nodes by stream of the capture
         self.loose = set()  # joined streams with a last node awaited by no other stream

@@ -35,15 +35,6 @@ class Access(NamedTuple):
     line: str
 
 
-class Captured(NamedTuple):
-    """An access in a capture."""
-
-    chunk: object
-    low: int
-    high: int
-    is_write: bool
-
-
 def span(array):
     """Return the first address of an array's bytes, and the one after the last."""
     host = array._host
@@ -70,10 +61,11 @@ def touched(queue, reads, writes):
         for low, high in spans:
             chunk = _memory.chunk_at(low) if high > low else None
             if chunk is None:
+                _memory.view(low, high - low, queue.device)  # raises CUDARuntimeError for memory that was freed
                 continue
             chunk.is_written |= is_write
             if queue.capture is not None:
-                queue.capture.uses.append(Captured(chunk, low, high, is_write))
+                queue.capture.uses.append((chunk, low, high, is_write))
             else:
                 _compare(chunk, Access(low, high, queue, queue.issued, line()), clock_of(queue), is_write)
 

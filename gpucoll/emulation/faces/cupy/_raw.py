@@ -152,9 +152,16 @@ class UserKernel:
             return True
 
         MACHINE.submit(queue, lambda: run, kernel=True)
-        spans = [span(one) if isinstance(one, ndarray) else (0, 0) for one in args]
+        spans = [span(one) if isinstance(one, ndarray) else first_byte(row)
+                 for one, row in zip(args, given, strict=False)]
         touched(queue, [one for one, is_read in zip(spans, constants, strict=False) if is_read],
                 [one for one, is_read in zip(spans, constants, strict=False) if not is_read])
+
+
+def first_byte(row):
+    """Return the span of the byte at an argument that is an address of a GPU; its other bytes are not known."""
+    place = int.from_bytes(row, "little") if len(row) == 8 else 0
+    return (place, place + 1) if _memory.chunk_at(place) else (0, 0)
 
 
 class RawKernel(UserKernel):
