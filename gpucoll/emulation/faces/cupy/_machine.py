@@ -27,9 +27,9 @@ QUICK = os.environ.get("EMULATED_TEMPER") == "quick"
 NAP = 5e-5  # seconds between polls of actions waiting for another process
 
 
-NAMES = dict(zip((1, 2, 46, 100, 101, 201, 400, 401, 600, 700, 704, 705, 719, *range(900, 908)), """
+NAMES = dict(zip((1, 2, 46, 100, 101, 201, 400, 401, 600, 700, 704, 705, 719, 802, *range(900, 908)), """
 InvalidValue MemoryAllocation DevicesUnavailable NoDevice InvalidDevice DeviceUninitialized InvalidResourceHandle
-IllegalState NotReady IllegalAddress PeerAccessAlreadyEnabled PeerAccessNotEnabled LaunchFailure
+IllegalState NotReady IllegalAddress PeerAccessAlreadyEnabled PeerAccessNotEnabled LaunchFailure SystemNotReady
 StreamCaptureUnsupported StreamCaptureInvalidated StreamCaptureMerge StreamCaptureUnmatched StreamCaptureUnjoined
 StreamCaptureIsolation StreamCaptureImplicit CapturedEvent""".split(), strict=True))
 

@@ -63,7 +63,7 @@ def getDeviceProperties(device):
 def deviceSynchronize():
     unsafe("cudaDeviceSynchronize")
     queues = [queue for queue in MACHINE.queues if queue.device == getDevice()]
-    check(all(queue.capture is None for queue in queues), 900)
+    check(not [*filter(_spoils, queues)], 900, "a capturing stream cannot be waited for")
     MACHINE.finish([(queue, queue.issued) for queue in queues])
 
 
@@ -127,8 +127,7 @@ def streamDestroy(stream):
 
 def streamSynchronize(stream):
     queue = MACHINE.queue(stream)
-    _spoils(queue)
-    check(queue.capture is None, 900, "a capturing stream cannot be waited for")
+    check(not _spoils(queue), 900, "a capturing stream cannot be waited for")
     unsafe("cudaStreamSynchronize")
     with MACHINE.news:
         points = [(queue, queue.issued), *MACHINE.implied(queue)]
@@ -136,15 +135,15 @@ def streamSynchronize(stream):
 
 
 def _spoils(queue):
-    """Invalidate the capture of a stream that is waited for or asked."""
+    """Invalidate the capture of a stream that is waited for or asked; return whether the stream captures."""
     if queue.capture is not None:
         queue.capture.invalid = True
+    return queue.capture is not None
 
 
 def streamQuery(stream):
     queue = MACHINE.queue(stream)
-    _spoils(queue)
-    if queue.capture is not None:
+    if _spoils(queue):
         return 900
     return _asked(queue, queue.issued)
 
