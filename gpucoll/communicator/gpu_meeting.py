@@ -121,7 +121,7 @@ def _on_nccl(gpu: Gpu, transport: Nccl, capability: int, settings: Mapping[str, 
     from gpucoll.executors.nccl.nccl_collectives import NcclNative
 
     gpu.add(transport, NcclNative(gpu.device, transport, gpu.order, capability=capability))
-    gpu.windows = Windows.promised(gpu.device, transport, gpu.order) if settings.get(WINDOWS) else None
+    gpu.windows = Windows(gpu.device, transport, gpu.order) if settings.get(WINDOWS) else None
     if settings.get("split_share"):
         gpu.split = functools.partial(_split, gpu.device, transport, capability, settings)
     return gpu

@@ -23,17 +23,12 @@ class Windows:
     """One rank's symmetric memory; each slab becomes a window of the communicator `nccl`."""
 
     def __init__(self, device: Any, nccl: Nccl, order: StreamOrder) -> None:
+        if version() < WINDOWS_SINCE:
+            raise BackendError(f"nccl: windows: NCCL {version()} has none, NCCL {WINDOWS_SINCE} has", code="GC-NCCL")
         self._nccl = nccl
         self._slab: Slab = None  # the newest slab, not yet a window
         make = functools.partial(CudaSlab, device, malloc=allocate, free=free)
         self.heap = Heap(nccl.size, make, device.array_on, StreamUses(device, order))
-
-    @classmethod
-    def promised(cls, device: Any, nccl: Nccl, order: StreamOrder) -> Windows:
-        """Return the memory, as the program promises equal use on all ranks; BackendError for an old NCCL."""
-        if version() < WINDOWS_SINCE:
-            raise BackendError(f"nccl: windows: NCCL {version()} has none, NCCL {WINDOWS_SINCE} has", code="GC-NCCL")
-        return cls(device, nccl, order)
 
     def export(self, slab: Slab) -> list[int]:
         """Return the key of a new slab; `reach` makes the slab a window once every rank has one."""

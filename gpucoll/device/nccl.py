@@ -42,6 +42,7 @@ SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
 CUDA_ERROR = 1  # ncclUnhandledCudaError
 # CuPy raises KeyError for an error code unknown to CuPy.
 ERRORS = (KeyError, nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError)
+_dropped: list[tuple[int, int]] = []  # memory for windows, to be freed: GPU and address
 NOTHING: Waiting = iter(())  # an operation already complete
 # The usual cures: the variable, what to say, and the signs in NCCL's error. 401 and 802 are the errors of CUDA if the
 # Fabric Manager cannot set up multicast; newer versions of NCCL name the variable themselves. Without cuMem, NCCL does
@@ -400,16 +401,20 @@ def _check(function: str, *arguments: Any) -> None:
 
 
 def allocate(nbytes: int) -> int:
-    """Return the address of new memory on the current GPU, suitable for a window."""
+    """Return the address of new memory on the current GPU, suitable for a window; before, free what `free` has kept."""
+    for one in [one for one in list(_dropped) if one[0] == cupy.cuda.runtime.getDevice()]:
+        with contextlib.suppress(ValueError):  # another thread has freed it
+            _dropped.remove(one)
+            cupy.cuda.Device().synchronize()  # as cudaFree does, and ncclMemFree does not
+            _check("ncclMemFree", one[1])
     pointer = ctypes.c_void_p()
     _check("ncclMemAlloc", ctypes.byref(pointer), nbytes)
     return pointer.value or 0
 
 
 def free(pointer: int) -> None:
-    """Free memory of `allocate` after all work of the current GPU, as cudaFree does and ncclMemFree does not."""
-    cupy.cuda.Device().synchronize()
-    _check("ncclMemFree", pointer)
+    """Keep memory of `allocate` for the next `allocate`: a wait in a garbage collection would spoil a capture."""
+    _dropped.append((cupy.cuda.runtime.getDevice(), pointer))
 
 
 def last_error() -> str:

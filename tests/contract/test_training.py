@@ -55,10 +55,13 @@ def test_data_parallel_is_training_on_one_rank(executor, size, name, bucket_byte
     executor.run(size, data_parallel, *OPTIMIZERS[name], bucket_bytes)
 
 
+def trainer_of_two(comm):
+    return training.DataParallel({"w": numpy.zeros((3, 5)), "b": numpy.zeros(7, "f4")}, comm, bucket_bytes=64)
+
+
 def accumulated(comm):
     """Gradients inside no_sync add up, together with the next gradients; whole numbers make every bit exact."""
-    weights = {"w": numpy.zeros((3, 5)), "b": numpy.zeros(7, "f4")}
-    trainer = training.DataParallel(weights, comm, bucket_bytes=64)
+    trainer = trainer_of_two(comm)
     for turn in range(3):
         with trainer.no_sync():
             for _ in range(turn):
@@ -72,8 +75,7 @@ def accumulated(comm):
 
 def in_place(comm):
     """Gradients computed in the trainer's buffer are sent unchanged; inside no_sync, the buffer is the sum already."""
-    weights = {"w": numpy.zeros((3, 5)), "b": numpy.zeros(7, "f4")}
-    trainer = training.DataParallel(weights, comm, bucket_bytes=64)
+    trainer = trainer_of_two(comm)
     for turn in range(3):
         with trainer.no_sync():
             trainer.gradients["w"][...] = comm.rank

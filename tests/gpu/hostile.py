@@ -18,6 +18,12 @@ from harness.pace import seconds
 SOON = seconds(3)
 
 
+def ends_soon(other):
+    begun = time.monotonic()
+    other.close()
+    assert time.monotonic() - begun < SOON
+
+
 def kept_graph(comm, algorithm):
     """Closing neither waits for the user's graphs, as for a late rank, nor aborts a communicator being destroyed."""
     other = gc.Communicator.from_mpi(comm.mpi, timeout=3 * SOON)
@@ -31,9 +37,7 @@ def kept_graph(comm, algorithm):
         graph = stream.end_capture()
         graph.launch()
         same(out, sum(ranges(comm, 2000)))
-    begun = time.monotonic()
-    other.close()
-    assert time.monotonic() - begun < SOON
+    ends_soon(other)
     del graph
 
 
@@ -47,10 +51,17 @@ def kept_plan(comm, algorithm):
         plan()
         other.all_reduce(x, out, algorithm=algorithm)
     same(out, sum(ranges(comm, 2000)))
-    begun = time.monotonic()
-    other.close()
-    assert time.monotonic() - begun < SOON
+    ends_soon(other)
     assert plan.executor == ("native" if algorithm == "native" else "nccl")
+
+
+def said_by_first(comm, body, said):
+    """Run `body` in a thread of the first of several ranks, which may hang; return what has been said there."""
+    if comm.rank == 0 and comm.size > 1:
+        thread = threading.Thread(target=body, daemon=True)
+        thread.start()
+        thread.join(4 * SOON)
+    return comm.mpi.bcast(said, 0)
 
 
 def missed(comm):
@@ -63,11 +74,7 @@ def missed(comm):
             cupy.cuda.Device(comm.device).use()
             said.append(refused("GC-TIMEOUT", lambda: other.send(cupy.ones(3), 1, async_op=True).synchronize()))
 
-        if comm.rank == 0 and comm.size > 1:
-            thread = threading.Thread(target=send, daemon=True)
-            thread.start()
-            thread.join(4 * SOON)
-        said = comm.mpi.bcast(said, 0)
+        said = said_by_first(comm, send, said)
         if said == [""] and comm.rank == 1:  # NCCL had room for the message
             same(other.recv(cupy.empty(3), 0), numpy.ones(3))
     assert said or comm.size == 1, "the message is waited for without a deadline"
@@ -86,11 +93,7 @@ def captured_alone(comm):
                 said.append(refused("GC-TIMEOUT", other.all_reduce, x, x, algorithm="native"))
                 stream.end_capture()
 
-        if comm.rank == 0 and comm.size > 1:
-            thread = threading.Thread(target=capture, daemon=True)
-            thread.start()
-            thread.join(4 * SOON)
-        said = comm.mpi.bcast(said, 0)
+        said = said_by_first(comm, capture, said)
     assert said or comm.size == 1, "the captured call is waited for without a deadline"
 
 

@@ -351,8 +351,9 @@ def let_go(comm):
 
 
 def freed_windows(comm):
-    """A program's kernel reads an array in a window after the communicator's end, and the array is dropped."""
-    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE, nccl={"windows": True}) as other:
+    """A program's kernel reads an array in a window after the communicator's end, and a new window takes its memory."""
+    other, last = (gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE, nccl={"windows": True}) for _ in range(2))
+    with other:
         x = other.empty(BLOCK, "float32", device="cuda")
         x[...] = ramp(comm, BLOCK)
         other.all_reduce(x, x, algorithm="native")
@@ -363,8 +364,26 @@ def freed_windows(comm):
         found = x + numpy.float32(1)
         del x, other
         collector.collect()
+        last.empty(BLOCK, "float32", device="cuda")
         gate.set()
         same(found, sum(ranges(comm, BLOCK)) + 1)
+    last.close()
+
+
+def dropped_in_capture(comm):
+    """Memory of a communicator at its end is dropped during the capture of a graph, which keeps its results."""
+    for settings in ({}, {"nccl": {"windows": True}}):
+        with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE, **settings) as other:
+            x = other.zeros(BLOCK, "float32", device="cuda")
+        out, stream = ramp(comm, BLOCK), cupy.cuda.Stream(non_blocking=True)
+        cupy.cuda.get_current_stream().synchronize()
+        with stream:
+            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+            out += 1
+            del x, other
+            collector.collect()
+            stream.end_capture().launch()
+            same(out, ranges(comm, BLOCK)[comm.rank] + 1)
 
 
 def reused_windows(comm):

@@ -35,7 +35,7 @@ CACHES = {
     "gpucoll.communicator.lifecycle.finalize_within", "gpucoll.communicator.process_end.finalize_within",
     "gpucoll.algorithms._PHASES", "gpucoll.launch.bootstrap._process", "gpucoll.device.cuda._functions",
     "gpucoll.device.nvrtc._libraries", "gpucoll.health.processes._descriptors", "gpucoll.health.devices._thread",
-    "gpucoll.device.packages._given",
+    "gpucoll.device.packages._given", "gpucoll.device.nccl._dropped",
 }
 MACHINE = "gpucoll.emulation.faces."  # its memory and handles live as long as the process, as those of a GPU's driver
 REGISTRY = "gpucoll.algorithms._REGISTRY"

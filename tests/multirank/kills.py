@@ -131,8 +131,7 @@ def disturbed(training, kills, chances):
         victim.send_signal(signal.SIGKILL)
         training.ranks.append(newcomer or training.start(-1))
         training.wait(training.ranks[-1:], moment)  # the survivors take the step together with the newcomer
-        taken = training.first_step(training.ranks[-1], moment) - moment
-        print(f"{taken:.2f} s to the next step, newcomer {'before' if newcomer else 'after'} the kill")
+        print(f"{training.first_step(training.ranks[-1], moment) - moment:.2f} s, newcomer waits: {number % 2 == 0}")
     (training.folder / "stop").touch()
 
 

@@ -70,7 +70,7 @@ WITH_NCCL = [("missing", "native"), ("missing", "ring"),
              ("captured", "native"), ("captured", "auto"), ("aborted",), ("broken",), ("blocking",),
              ("elsewhere", "auto"), ("elsewhere", "ring", "tree"), ("repeated_elsewhere", "ring"), ("reused", "native"),
              ("same_objects", "native"),
-             ("reused", "ring"), ("reused_windows",), ("freed_windows",),
+             ("reused", "ring"), ("reused_windows",), ("freed_windows",), ("dropped_in_capture",),
              *(("mirrored", "copies", name, "native") for name in ("broadcast", "gather", "scatter", "all_to_all"))]
 ON_PEER = [("shares", "two_shot", "memory"), ("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring"),
            ("current_device",), ("streams", "two_shot"), ("points",), ("asynchronous", "one_shot"),

@@ -98,18 +98,13 @@ def ring_reduce_scatter(size):
 def all_pairs(size):
     """Each rank collects its chunk from all ranks in scratch, reduces, and sends the result to all ranks."""
     file = File("allreduce", size, size, in_place=True, scratch=size)
-    for rank in range(size):
-        for peer in range(size):
-            if peer != rank:
-                file.move(peer, ("i", rank), rank, ("s", peer))
-    for rank in range(size):
-        for peer in range(size):
-            if peer != rank:
-                file.move(rank, ("s", peer), rank, ("i", rank), reduce=True)
-    for rank in range(size):
-        for peer in range(size):
-            if peer != rank:
-                file.move(rank, ("i", rank), peer, ("i", rank), channel=1)
+    pairs = [(rank, peer) for rank in range(size) for peer in range(size) if peer != rank]
+    for rank, peer in pairs:
+        file.move(peer, ("i", rank), rank, ("s", peer))
+    for rank, peer in pairs:
+        file.move(rank, ("s", peer), rank, ("i", rank), reduce=True)
+    for rank, peer in pairs:
+        file.move(rank, ("i", rank), peer, ("i", rank), channel=1)
     return file
 
 

@@ -149,7 +149,7 @@ KNOWN = {
         communicator/links.py MpiLink.free self.wire.Free
         communicator/links.py MpiLink.free self.mpi.Free
         device/nccl.py Nccl._destroy cupy.cuda.Device().synchronize
-        device/nccl.py free cupy.cuda.Device().synchronize
+        device/nccl.py allocate cupy.cuda.Device().synchronize
         mpi/__init__.py Comm.Free self.mpi.Free
         transport/connections.py Hub.shut self._accepts.join
         transport/connections.py Hub.is_left self._changed.wait_for

@@ -78,13 +78,3 @@ def numbers(value):
             yield from numbers(one)
     elif isinstance(value, int | float):
         yield float(value)
-
-
-def test_figures_without_a_source_are_found():
-    head = "| a | b |\n|---|---|\n"
-    text = f"# Page\n\n{head}| x | 3 us |\n\n<!-- figures: limits of setup.py -->\n{head}| x | 4 |\n"
-    marks = [mark and mark[1] for mark, _ in tables(text)]
-    assert marks == [None, "limits of"]
-    assert list(tables(f"\n{head}| 3 | words |\n")) == []
-    text = f"Takes 3\nus.\n\n<!-- figures: limits of setup.py -->\n- 4 to 5 %.\n\n```\n6 s\n```\n\n{head}| x | 7 ms |\n"
-    assert [(mark and mark[1], *rows) for mark, rows in paragraphs(text)] == [(None, ["3"]), ("limits of", ["4 to 5"])]

@@ -13,7 +13,7 @@ import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.arrays.segments import Block
-from gpucoll.device.cuda import CudaDevice, CudaEvent
+from gpucoll.device.cuda import CudaDevice, CudaEvent, RelaxedCapture
 from gpucoll.device.packages import cupy
 from gpucoll.device.peer import CONTROL, Multicast, Room
 from gpucoll.device.streams import StreamOrder
@@ -42,7 +42,7 @@ class CudaSlab:
             cupy.cuda.runtime.deviceSynchronize()
 
     def close(self) -> None:
-        """Do nothing: the memory is freed with the last array on the slab."""
+        """Do nothing: the last array on the slab frees the memory."""
 
 
 class StreamUses:
@@ -80,7 +80,8 @@ class StreamUses:
 
 
 def _free(device: CudaDevice, pointer: int, free: Callable[[int], object]) -> None:
-    with device.current:
+    # A garbage collection may drop the slab while the program captures a graph, with this thread or another one.
+    with RelaxedCapture(device.current):
         free(pointer)
 
 
