@@ -6,6 +6,7 @@
     command      `gpucoll emulate`
     plugin       pytest's option `--emulate-gpus`
     host_arrays  the GPU of NumPy arrays, with GPUCOLL_DEVICE=emulated
+    torch_cuda   torch.cuda, for tensors in host memory
 
 Times mean nothing here. What has no counterpart on the host raises UsageError (GC-EMULATION) that names it.
 """
@@ -13,6 +14,7 @@ Times mean nothing here. What has no counterpart on the host raises UsageError (
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -82,6 +84,11 @@ def is_installed() -> bool:
     """Return whether `import cupy` has found, or will find, emulated GPUs."""
     found = sys.modules.get("cupy")
     return str(FACES) in sys.path if found is None else str(getattr(found, "__file__", "")).startswith(str(FACES))
+
+
+def machine() -> Any:
+    """Return the CuPy of emulated GPUs: the program's, or that of gpucoll alone."""
+    return importlib.import_module("cupy" if is_installed() else PRIVATE)
 
 
 def on_host(value: Any) -> Any:

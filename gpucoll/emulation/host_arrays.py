@@ -6,12 +6,11 @@ In a program on emulated GPUs it is one of these. In any other program each proc
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from gpucoll.emulation import PRIVATE, is_installed
+from gpucoll.emulation import PRIVATE, machine
 
-_cupy: Any = importlib.import_module("cupy" if is_installed() else PRIVATE)
+_cupy: Any = machine()
 
 
 def device(ordinal: int | None) -> Any:

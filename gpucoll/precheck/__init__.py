@@ -8,7 +8,7 @@ All ranks are threads of one process.
     ranks       communicators of virtual ranks: the library above transports and executors
     state       environment, random numbers and world of each rank
     findings    causes and call sites, from the state in which no rank can continue
-    torch_world torch.distributed for virtual ranks; torch_threads, torch_cuda: its threads, and tensors on GPUs
+    torch_world torch.distributed for virtual ranks; torch_threads, torch_tensors: its threads and tensors
     gpu_arrays  calls on arrays of emulated GPUs
     program     a program run by all ranks; the check of a function
     script      the check of a script; the command

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gpucoll import Communicator, internal
 from gpucoll.internal import Signature, options
-from gpucoll.precheck import torch_cuda
+from gpucoll.precheck import torch_tensors
 from gpucoll.precheck.matching import VirtualGroup
 from gpucoll.precheck.ranks import VirtualTransport
 from gpucoll.precheck.torch_threads import primitives
@@ -222,7 +222,7 @@ def as_world(turns: Turns, groups: list[VirtualGroup]) -> Iterator[None]:
     world, hook, plugin = TorchWorld(turns, groups), sys.excepthook, Backend._plugins["GPUCOLL"]
     threads, level = torch.get_num_threads(), torch.distributed.get_debug_level()
     before: list[tuple[Any, str, Any]] = []
-    for replacements in (lambda: torch_cuda.replacements(len(turns.ranks)), lambda: _replacements(world, turns)):
+    for replacements in (lambda: torch_tensors.replacements(len(turns.ranks)), lambda: _replacements(world, turns)):
         replaced = replacements()  # the second ones call the first ones
         before += [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
         for owner, name, value in replaced:

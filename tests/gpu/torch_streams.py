@@ -8,12 +8,10 @@ machine: what the backend fails to order after or before the program's work work
 the one of the rank's number.
 """
 
-import contextlib
 import os
 import random
 import runpy
 import sys
-import threading
 import types
 
 import cupy
@@ -23,7 +21,8 @@ from cupy import _dlpack, _memory
 from cupy._machine import MACHINE
 
 import gpucoll.torch
-from gpucoll.device.cuda import CurrentDevice
+from gpucoll.emulation import torch_cuda
+from gpucoll.emulation.torch_cuda import current_stream
 from gpucoll.launch import launchers
 from gpucoll.torch import group, handles
 
@@ -31,88 +30,31 @@ METHODS = """broadcast allreduce allreduce_coalesced reduce all_gather_single al
     reduce_scatter_single reduce_scatter_single_coalesced allgather_coalesced gather scatter reduce_scatter alltoall
     all_to_all_single send recv _allgather_base _reduce_scatter_base alltoall_base allgather_into_tensor_coalesced
     reduce_scatter_tensor_coalesced""".split()
-GPU = torch.device("cuda", (int(os.environ["RANK"]) + 1) % MACHINE.devices)
-ON_GPU = CurrentDevice(GPU.index)
 _memory.foreign.append("PyTorch's")
 
 
-class Event:
-    def __init__(self, stream):
-        with ON_GPU:
-            self._event = stream.record()
-
-    def query(self):
-        return self._event.done
-
-
-class Stream:
-    device = GPU
-
-    def __init__(self, device=GPU):
-        assert torch.device(device) == GPU
-        with ON_GPU:
-            self.own = cupy.cuda.Stream(non_blocking=True)
-        self.cuda_stream = self.own.ptr
-
-    def __cuda_stream__(self):
-        return 0, self.cuda_stream
-
-    def record_event(self):
-        return Event(self.own)
-
-    def wait_event(self, event):
-        with ON_GPU:
-            self.own.wait_event(event._event)
-
-    def wait_stream(self, other):
-        self.wait_event(other.record_event())
-
-
-DEFAULT = Stream()
-_local = threading.local()
-
-
-def current_stream(device=None):
-    return getattr(_local, "stream", DEFAULT)
-
-
-@contextlib.contextmanager
-def in_stream(stream):
-    before, _local.stream = current_stream(), stream
-    try:
-        yield
-    finally:
-        _local.stream = before
-
-
-def synchronize(device=None):
-    """Wait for a GPU, as PyTorch the thread's current one by default, and make a context there."""
-    with CurrentDevice(cupy.cuda.runtime.getDevice() if device is None else device.index):
-        MACHINE.use()
-        cupy.cuda.runtime.deviceSynchronize()
-
-
 class Tensor(torch.Tensor):
-    """A tensor seen as a tensor on the GPU: the host waits for the current stream, then the CPU computes."""
+    """A tensor seen on the GPU: the host waits for a stream that was made current, then the CPU computes."""
 
-    is_cuda, device = True, GPU
+    is_cuda, device = True, torch.device("cuda", (int(os.environ["RANK"]) + 1) % MACHINE.devices)
 
     @classmethod
     def __torch_function__(cls, function, kinds, arguments=(), options=None):
-        if getattr(_local, "stream", None) is not None:
-            _local.stream.own.synchronize()
+        if current_stream(cls.device) is not torch_cuda.default_stream(cls.device):
+            stream().synchronize()
         return super().__torch_function__(function, kinds, arguments, options or {})
 
     def record_stream(self, stream):
         MACHINE.put(MACHINE.queue(stream.cuda_stream), lambda kept=self: True)
 
     def __dlpack_device__(self):
-        return 2, GPU.index
+        return 2, self.device.index
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        if stream != current_stream().cuda_stream:
-            with ON_GPU:
-                cupy.cuda.runtime.streamWaitEvent(stream, current_stream().record_event()._event.ptr)
+        current = current_stream(self.device)
+        if stream != (current.cuda_stream or 1):
+            with torch_cuda.on_device(self.device):
+                cupy.cuda.runtime.streamWaitEvent(stream, current.record_event().own.ptr)
         dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
         return _dlpack.capsule(cupy._creation.unowned(tuple(self.shape), dtype, self.data_ptr(), self,
                                                       tuple(step * dtype.itemsize for step in self.stride())))
@@ -135,15 +77,19 @@ def followed(method):
         try:
             return method(self, *given, **{name: on_gpu(value) for name, value in options.items()})
         finally:
-            current_stream().own.synchronize()
+            stream().synchronize()
 
     return call
+
+
+def stream():
+    return current_stream(Tensor.device)
 
 
 def waited(self, timeout=None, wait=handles.TorchWork.wait):
     """Wait as the program does; then the host waits for the program's stream."""
     found = wait(self, timeout)
-    current_stream().own.synchronize()
+    stream().synchronize()
     return found
 
 
@@ -153,7 +99,8 @@ def written_late(tensors):
     for one in {tensor.data_ptr(): tensor for tensor in floats}.values():
         kept = one.clone()
         one.fill_(float("nan"))
-        MACHINE.put(MACHINE.queue(current_stream().cuda_stream), lambda one=one, kept=kept: written(one, kept))
+        with torch_cuda.on_device(Tensor.device):
+            MACHINE.put(MACHINE.queue(stream().cuda_stream), lambda one=one, kept=kept: written(one, kept))
 
 
 def written(tensor, elements):
@@ -163,7 +110,7 @@ def written(tensor, elements):
 
 
 def from_dlpack(array):
-    array.__dlpack__(stream=current_stream().cuda_stream)
+    array.__dlpack__(stream=stream().cuda_stream or 1)
     host = array._host
     kept = types.SimpleNamespace(kept=array, __array_interface__={**host.__array_interface__, "version": 3})
     return on_gpu(torch.from_numpy(numpy.asarray(kept)))
@@ -182,7 +129,7 @@ class Future(torch.futures.Future):
         super().__init__()
 
     def set_result(self, result):
-        current_stream().own.synchronize()
+        stream().synchronize()
         super().set_result(result)
 
 
@@ -195,9 +142,9 @@ def batch(ops, start=gpucoll.torch.batch_isend_irecv):
 for name in METHODS:
     setattr(group.TorchProcessGroup, name, followed(getattr(group.TorchProcessGroup, name)))
 handles.TorchWork.wait = waited
-torch.cuda.Stream, torch.cuda.stream, torch.cuda.current_stream = Stream, in_stream, current_stream
-torch.cuda.synchronize, torch.futures.Future = synchronize, Future
-torch.empty, torch.from_dlpack = empty, from_dlpack
+for name in ("Stream", "stream", "current_stream", "synchronize"):
+    setattr(torch.cuda, name, torch_cuda.names()[name])
+torch.empty, torch.from_dlpack, torch.futures.Future = empty, from_dlpack, Future
 torch.distributed.batch_isend_irecv = torch.distributed.distributed_c10d.batch_isend_irecv = batch
 
 if __name__ == "__main__":
@@ -209,5 +156,5 @@ if __name__ == "__main__":
 
             os.environ["MASTER_PORT"] = str(MPI.COMM_WORLD.bcast(launchers.free_port()))
         runpy.run_path(sys.argv[0], run_name="__main__")
-    assert cupy.hostile.contexts.keys() == {GPU.index}, cupy.hostile.contexts
+    assert cupy.hostile.contexts.keys() == {Tensor.device.index}, cupy.hostile.contexts
     assert not cupy.hostile.reported, cupy.hostile.reported

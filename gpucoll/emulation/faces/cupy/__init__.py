@@ -11,6 +11,8 @@ NCCL's messages travel by MPI or as files. A misuse raises the error of CUDA or 
 The "cubins" are shared objects for the CPU: importing this package makes gpucoll compile GPU code by g++.
 """
 
+import functools
+import importlib
 import os
 import sys
 import types
@@ -38,7 +40,7 @@ def __getattr__(name):
 
 def get_array_module(*args):
     """Return this module if an argument is an array of the GPU, else NumPy."""
-    return sys.modules[__name__] if any(isinstance(one, ndarray) for one in args) else numpy
+    return sys.modules[__name__] if any(isinstance(one, _creation.ndarray) for one in args) else numpy
 
 
 def is_available():
@@ -63,8 +65,6 @@ def numpy_device(ordinal):
 
 
 def memoize(for_each_device=False):
-    import functools
-
     return functools.cache
 
 

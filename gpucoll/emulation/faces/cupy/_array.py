@@ -6,6 +6,7 @@ on the current device, and no copy from or to the host in a capture.
 """
 
 import functools
+import operator
 import sys
 import threading
 import warnings
@@ -53,13 +54,8 @@ class ndarray:
         self._host = numpy.ndarray(shape, dtype, around, -low, strides)
 
     shape = property(lambda self: self._host.shape, lambda self, shape: setattr(self._host, "shape", shape))
-    strides = property(lambda self: self._host.strides)
-    dtype = property(lambda self: self._host.dtype)
-    size = property(lambda self: self._host.size)
-    ndim = property(lambda self: self._host.ndim)
-    itemsize = property(lambda self: self._host.itemsize)
-    nbytes = property(lambda self: self._host.nbytes)
-    flags = property(lambda self: self._host.flags)
+    strides, dtype, size, ndim, itemsize, nbytes, flags = (property(operator.attrgetter(f"_host.{name}")) for name in (
+        "strides", "dtype", "size", "ndim", "itemsize", "nbytes", "flags"))
     device = property(lambda self: self.data.device)
     T = property(lambda self: self._window(self._host.T))
     real = property(lambda self: self._window(self._host.real) if self.dtype.kind == "c" else self,
@@ -122,6 +118,8 @@ class ndarray:
             _BaseStream(consumer, -1).wait_event(current.record())
         return _dlpack.capsule(self, max_version)
 
+    toDlpack = __dlpack__
+
     # To the host and back
 
     def get(self, stream=None, order="C", out=None, blocking=True):
@@ -161,9 +159,6 @@ class ndarray:
     def __reduce__(self):
         from ._creation import array
         return array, (self.get(),)
-
-    def toDlpack(self):
-        return self.__dlpack__()
 
     # Views and copies
 
@@ -224,8 +219,7 @@ class ndarray:
         enqueue(lambda: numpy.copyto(found._host, given), found, (self,))
         return found
 
-    def __copy__(self):
-        return self.copy()
+    __copy__ = __pos__ = copy
 
     def __deepcopy__(self, memo):
         with on_device(self.data.device_id):
@@ -253,9 +247,6 @@ class ndarray:
 
     def __divmod__(self, other):
         return self // other, self % other
-
-    def __pos__(self):
-        return self.copy()
 
 
 def _of_copy(name):

@@ -76,14 +76,6 @@ def full(shape, fill_value, dtype=None, order="C"):
     return found
 
 
-def zeros(shape, dtype=float, order="C"):
-    return full(shape, 0, dtype, order)
-
-
-def ones(shape, dtype=float, order="C"):
-    return full(shape, 1, dtype, order)
-
-
 def empty_like(prototype, dtype=None, order="K", subok=None, shape=None):
     order = ("F" if prototype.flags.fnc else "C") if order in "KA" else order
     shape, dtype = prototype.shape if shape is None else shape, prototype.dtype if dtype is None else dtype
@@ -96,12 +88,12 @@ def full_like(a, fill_value, dtype=None, order="K", subok=None, shape=None):
     return found
 
 
-def zeros_like(a, dtype=None, order="K", subok=None, shape=None):
-    return full_like(a, 0, dtype, order, shape=shape)
+def _filled(value):
+    return (lambda shape, dtype=float, order="C": full(shape, value, dtype, order),
+            lambda a, dtype=None, order="K", subok=None, shape=None: full_like(a, value, dtype, order, shape=shape))
 
 
-def ones_like(a, dtype=None, order="K", subok=None, shape=None):
-    return full_like(a, 1, dtype, order, shape=shape)
+(zeros, zeros_like), (ones, ones_like) = map(_filled, (0, 1))
 
 
 def arange(start, stop=None, step=1, dtype=None):

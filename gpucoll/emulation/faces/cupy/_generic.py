@@ -18,10 +18,9 @@ from ._order import span, touched, written
 from .cuda.stream import get_current_stream
 
 # Functions of NumPy that return facts on arrays and dtypes, or the host's objects.
-OF_DTYPES = ("can_cast", "promote_types", "result_type", "min_scalar_type", "finfo", "iinfo", "issubdtype", "dtype",
-             "ndindex", "isscalar", "broadcast_shapes", "errstate", "printoptions", "set_printoptions", "index_exp",
-             "s_", "format_float_positional", "iscomplexobj", "isrealobj", "ndim", "shape", "size", "broadcast",
-             "shares_memory", "may_share_memory", "iterable")
+OF_DTYPES = """can_cast promote_types result_type min_scalar_type finfo iinfo issubdtype dtype ndindex isscalar
+broadcast_shapes errstate printoptions set_printoptions index_exp s_ format_float_positional iscomplexobj isrealobj
+ndim shape size broadcast shares_memory may_share_memory iterable""".split()
 
 
 # CuPy calls the method of the argument, so these serve arrays of NumPy as well.

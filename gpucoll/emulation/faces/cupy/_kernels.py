@@ -181,9 +181,9 @@ class ElementwiseKernel:
             if isinstance(one, ndarray) and one.dtype != kind:
                 one = one.astype(kind)
             places.append(KernelArgument(one, kind, None if param.is_raw else shape))
-        indexer = numpy.zeros(shape, bool) if 0 not in shape else numpy.zeros(1, bool)
-        places.append(KernelArgument(indexer.flat[0], numpy.dtype(bool), shape))
-        code = self._code(kinds, tuple(types_of(self.params, kinds).items()))
+        places.append(KernelArgument(False, numpy.dtype(bool), shape))
+        types = {param.type: kind for param, kind in zip(self.params, kinds, strict=True) if param.dtype is None}
+        code = self._code(kinds, tuple(types.items()))
         launched(self.name, code, places, (), sum(isinstance(one, ndarray) for one in ins), self.options)
 
     def _code_of(self, kinds, types):
@@ -210,10 +210,6 @@ _ind.set(i);
 {self.after_loop};
 }}
 """
-
-
-def types_of(params, kinds):
-    return {param.type: kind for param, kind in zip(params, kinds, strict=True) if param.dtype is None}
 
 
 class ReductionKernel:

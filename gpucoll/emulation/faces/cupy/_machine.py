@@ -153,8 +153,7 @@ class Machine:
 
     def device(self):
         """Return the calling thread's current device: 0 in every new thread."""
-        if not self.devices:
-            raise CUDARuntimeError(100)
+        check(self.devices, 100)
         return getattr(self.current, "device", 0)
 
     def has_context(self):
@@ -402,8 +401,8 @@ os.register_at_fork(after_in_child=MACHINE.forget_thread)
 
 @contextlib.contextmanager
 def on_device(device):
-    """Make `device` current within the `with` block."""
-    before = MACHINE.device()
+    """Make `device` current within the `with` block; a thread that has used no GPU keeps it."""
+    before = MACHINE.device() if MACHINE.has_context() else device
     MACHINE.use(device)
     try:
         yield

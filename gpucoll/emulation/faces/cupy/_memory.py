@@ -17,6 +17,7 @@ import numpy
 
 from gpucoll.errors import UsageError
 
+from . import _order
 from ._capture import synchronising
 from ._machine import MACHINE, Queue, check
 from .hostile import on
@@ -118,8 +119,7 @@ class Memory(BaseMemory):
 
 
 def _line():
-    from ._order import line
-    return line() if on("order") else ""
+    return _order.line() if on("order") else ""
 
 
 @contextlib.contextmanager
@@ -198,14 +198,12 @@ class MemoryPointer:
         return self.ptr
 
     def copy_from_async(self, mem, size, stream=None):
-        from .cuda import get_current_stream, runtime
-        runtime.memcpyAsync(self.ptr, _address(mem), size, 4, (get_current_stream() if stream is None else stream).ptr)
+        copied(_of(stream), self.ptr, _address(mem), size)
 
     copy_from_device_async = copy_from_host_async = copy_from_async
 
     def copy_to_host_async(self, mem, size, stream=None):
-        from .cuda import get_current_stream, runtime
-        runtime.memcpyAsync(_address(mem), self.ptr, size, 4, (get_current_stream() if stream is None else stream).ptr)
+        copied(_of(stream), _address(mem), self.ptr, size)
 
     def _then_wait(name):
         def call(self, mem, size):
@@ -220,11 +218,9 @@ class MemoryPointer:
     del _then_wait
 
     def memset_async(self, value, size, stream=None):
-        from .cuda import get_current_stream
-        row = view(self.ptr, size, self.device_id)
-        queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
+        row, queue = view(self.ptr, size, self.device_id), _of(stream)
         MACHINE.submit(queue, lambda: lambda: row.fill(value) is None)
-        _touched(queue, [], [(self.ptr, self.ptr + size)])
+        _order.touched(queue, [], [(self.ptr, self.ptr + size)])
 
     memset = memset_async
 
@@ -242,9 +238,10 @@ class MemoryPointer:
         return self + -offset
 
 
-def _touched(queue, reads, writes):
-    from ._order import touched
-    touched(queue, reads, writes)
+def _of(stream):
+    """Return the queue of a stream, by default the current one."""
+    from .cuda import get_current_stream
+    return MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
 
 
 def copied(queue, dst, src, size):
@@ -273,7 +270,7 @@ def copied(queue, dst, src, size):
         return True
 
     MACHINE.submit(queue, lambda: copy)
-    _touched(queue, *([(address, address + size)] if chunk is not None else []
+    _order.touched(queue, *([(address, address + size)] if chunk is not None else []
                       for address, chunk in zip((src, dst), reversed(chunks), strict=True)))
     if not is_late[0]:
         MACHINE.finish([(queue, queue.issued)])
@@ -371,10 +368,7 @@ class MemoryPool:
 MemoryAsyncPool = MemoryPool
 
 
-class PinnedMemoryPool:
-    def __init__(self, allocator=None):
-        pass
-
+class PinnedMemoryPool(MemoryPool):
     def malloc(self, size):
         from ._ipc import alloc_pinned_memory
         return alloc_pinned_memory(size)

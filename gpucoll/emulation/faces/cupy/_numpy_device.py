@@ -34,10 +34,10 @@ class EmulatedDevice(CudaDevice):
         self._main = self.new_stream()
 
     channels = staticmethod(lambda ranks: CHANNELS)
-    moves_rows = staticmethod(lambda gpus: True)
-
-    def owns(self, array):
-        return None if isinstance(array, numpy.ndarray) else "on a GPU"
+    moves_rows = is_current = staticmethod(lambda _: True)
+    is_blocking = staticmethod(lambda stream: False)
+    owns = staticmethod(lambda array: None if isinstance(array, numpy.ndarray) else "on a GPU")
+    array_on = staticmethod(on_host)
 
     def stream(self, given):
         """Return the main stream for None and for any CUDA stream, so that GPU programs run unchanged."""
@@ -47,12 +47,6 @@ class EmulatedDevice(CudaDevice):
             return self._main
         raise ArgumentError(f"stream {given!r} is not a stream", code="GC-STREAM")
 
-    def is_current(self, stream):
-        return True
-
-    def is_blocking(self, stream):
-        return False
-
     def compiled(self, instance):
         source = text(*family(instance))
         return str(user_store().path(source, ".so", functools.partial(compile_shared, source), flags=recipe()))
@@ -61,9 +55,6 @@ class EmulatedDevice(CudaDevice):
         shape = (shape,) if isinstance(shape, int) else shape
         row = super().empty(max(1, math.prod(shape) * dtype.itemsize), "u1", stream)
         return self.array_on(_Block(row), shape, dtype)
-
-    def array_on(self, block, shape, dtype):
-        return on_host(block, shape, dtype)
 
     def fill(self, row, value, stream):
         MACHINE.submit(MACHINE.queue(stream.ptr), lambda: lambda: row.view(value.dtype).fill(value[0]) is None)

@@ -21,6 +21,7 @@ from ._machine import MACHINE
 from ._order import span, touched, written
 from ._source import HostFunction, kernels_of, library, split_options, three
 from .cuda.driver import CUDADriverError
+from .cuda.stream import get_current_stream
 
 _loaded = {}  # modules by device and path
 
@@ -124,7 +125,6 @@ class UserKernel:
         return {name: value for name, value in vars(self).items() if name != "_entry"}
 
     def __call__(self, grid, block, args, *, shared_mem=0, stream=None):
-        from .cuda import get_current_stream
         entry, grid, block = self._entry, three(grid, "grid"), three(block, "block")
         if max(block) < 1 or max(grid) < 1 or block[0] * block[1] * block[2] > 1024:
             raise CUDADriverError("CUDA_ERROR_INVALID_VALUE", "invalid argument: grid or block")
@@ -206,7 +206,6 @@ class Function:
         self._call.restype, self._name, self._device = ctypes.c_char_p, name, device
 
     def __call__(self, grid, block, args, shared_mem=0, stream=None):
-        from .cuda import get_current_stream
         queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
         if not self._device == MACHINE.device() == queue.device:
             raise CUDADriverError(400, f"{self._name} was loaded on GPU {self._device}, not {queue.device}")

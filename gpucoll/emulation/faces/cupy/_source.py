@@ -14,11 +14,10 @@ from gpucoll.device import CompileError, gxx, sources
 from gpucoll.device.store import user_store
 from gpucoll.errors import UsageError
 
-HEADERS = ("cuda_fp16.h", "cuda_runtime.h", "cuda.h", "cuComplex.h", "math_constants.h", "vector_types.h", "stdint.h",
-           "stdio.h", "math.h", "assert.h", "cupy/complex.cuh", "cupy/carray.cuh", "cupy/atomics.cuh",
-           "cupy/math_constants.h", "thrust/complex.h", "device_launch_parameters.h", "cuda_runtime_api.h",
-           "vector_functions.h", "float.h", "cooperative_groups.h", "cooperative_groups/reduce.h", "cuda/atomic",
-           "cupy/float16.cuh", "math_functions.h", "device_functions.h", "sm_30_intrinsics.h")
+HEADERS = """cuda_fp16.h cuda_runtime.h cuda.h cuComplex.h math_constants.h vector_types.h stdint.h stdio.h math.h
+assert.h cupy/complex.cuh cupy/carray.cuh cupy/atomics.cuh cupy/math_constants.h thrust/complex.h cooperative_groups.h
+float.h device_launch_parameters.h cuda_runtime_api.h vector_functions.h cooperative_groups/reduce.h cuda/atomic
+cupy/float16.cuh math_functions.h device_functions.h sm_30_intrinsics.h""".split()
 INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"]([^>\"]+)[>\"].*$", re.MULTILINE)
 STANDARD = re.compile(r"(c?(std\w+|math|float|limits|assert)(\.h)?|cuda/std/\w+|type_traits|algorithm|utility|tuple|"
                       r"array|limits|complex|new)$")

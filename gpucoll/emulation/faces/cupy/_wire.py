@@ -105,7 +105,8 @@ def meet(size, unique_id, rank, bus):
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    maker, tag = unpacked(unique_id)
+    maker, nonce = struct.unpack_from("=QQ", unique_id)
+    tag = MEETING + nonce % 9000
     # The maker of the id collects rank, number in COMM_WORLD and GPU of every rank, and sends the sorted list to all.
     # With the list, ranks outside of the communicator need not take part in Create_group.
     if world.rank == maker:
@@ -122,11 +123,7 @@ def meet(size, unique_id, rank, bus):
 
 def undefined(comm):
     """Return the color of ranks without a part, for the communicator that is split."""
-    if isinstance(comm, _files.FileComm):
-        return None
-    from mpi4py import MPI
-
-    return MPI.UNDEFINED
+    return None if isinstance(comm, _files.FileComm) else sys.modules["mpi4py.MPI"].UNDEFINED
 
 
 def wait(request):
@@ -151,20 +148,11 @@ def by_files(unique_id, rank, size):
 def make_id(here=False):
     """Return the id of a communicator, whose ranks are `here` in this process, or anywhere on this host."""
     has_mpi = "mpi4py.MPI" in sys.modules or any(name in os.environ for name in OF_MPI)
-    if here or "EMULATED_FOLDER" in os.environ or not has_mpi or _size_of_mpi() == 1:
-        return os.urandom(8).ljust(128, BY_FILES)
-    from mpi4py import MPI
+    if has_mpi and not here and "EMULATED_FOLDER" not in os.environ:
+        from mpi4py import MPI
 
-    # The maker's number in COMM_WORLD and a random number, the source of the tag; 128 bytes as in NCCL.
-    return struct.pack("=QQ", MPI.COMM_WORLD.rank, int.from_bytes(os.urandom(4), "little")).ljust(128, b"\1")
-
-
-def _size_of_mpi():
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD.size
-
-
-def unpacked(unique_id):
-    maker, nonce = struct.unpack_from("=QQ", unique_id)
-    return maker, MEETING + nonce % 9000
+        if MPI.COMM_WORLD.size > 1:
+            # The maker's number in COMM_WORLD and a random number, the source of the tag; 128 bytes as in NCCL.
+            nonce = int.from_bytes(os.urandom(4), "little")
+            return struct.pack("=QQ", MPI.COMM_WORLD.rank, nonce).ljust(128, b"\1")
+    return os.urandom(8).ljust(128, BY_FILES)

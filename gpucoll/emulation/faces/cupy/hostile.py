@@ -9,38 +9,41 @@
     EMULATED_EXCLUSIVE                         a GPU admits a single process among all with the same value here
     EMULATED_PEERS                             1: GPUs have access to each other's memory
     CUDA_DEVICE_MAX_CONNECTIONS                number of hardware queues of a GPU (8; 32 at most)
+
+The rules, and where they come from:
+
+_connect.py, after NCCL's transport.cc (ncclTransportP2pSetup) and group.cc (groupLaunch)
+    connect        ncclGroupEnd meets the peers of every new direction, a first or captured collective all ranks,
+                   without a deadline
+cuda/nccl.py, after init.cc (commDestroySync, commReclaim), enqueue.cc and device/common_kernel.h
+    graphs_alive   ncclCommDestroy and ncclCommAbort wait until no graph is left that captured the communicator
+    float8         NCCL reduces float8 from version 2.24 and compute capability 9.0 on
+    rounding       NCCL rounds to the dtype after every hop around the ring, which begins behind its last
+_machine.py, after the CUDA programming guide: implicit synchronization, lazy loading, streams
+    synchronising  malloc, free, pinned memory, modules that come and go: the host waits while a kernel runs
+    copies         a copy to ordinary host memory: before its end no thread makes a stream or an event, nor records in
+                   its stream
+    queues         streams share a few hardware queues, and what stands in one goes in the order it was given in
+    null_stream    cudaMemset is work of the null stream, which all blocking streams follow and are followed by
+    handles        the handle of a destroyed stream, event or graph is the next one's
+cuda/runtime.py and _capture.py, after CuPy's runtime.pyx and CUDA's cudaStreamBeginCapture
+    codes          eventQuery and streamQuery return CUDA's code: 600, 700 after a fault, 907 in a capture
+    capture_modes  a capture forbids what may synchronise: to all threads, to its own, or to none
+_order.py
+    order          two streams that use the same bytes, one of them writing, have an order: an event, or a wait of the
+                   host
+cuda/__init__.py
+    capability     an A100's compute capability and multiprocessors, unless variables say otherwise
+_memory.py and _ipc.py, after CuPy's memory.pyx and pinned_memory.pyx
+    memory         freed memory is overwritten in its stream's order; pinned memory is used memory
 """
 
 import functools
 import os
 import sys
 
-RULES = {
-    # _connect.py, after NCCL's transport.cc (ncclTransportP2pSetup) and group.cc (groupLaunch)
-    "connect": "ncclGroupEnd meets the peers of every new direction, a first or captured collective all ranks, without "
-               "a deadline",
-    # cuda/nccl.py, after init.cc (commDestroySync, commReclaim), enqueue.cc and device/common_kernel.h
-    "graphs_alive": "ncclCommDestroy and ncclCommAbort wait until no graph is left that captured the communicator",
-    "float8": "NCCL reduces float8 from version 2.24 and compute capability 9.0 on",
-    "rounding": "NCCL rounds to the dtype after every hop around the ring, which begins behind the rank that ends it",
-    # _machine.py, after the CUDA programming guide: implicit synchronization, lazy loading, streams
-    "synchronising": "malloc, free, pinned memory, modules that come and go: the host waits while a kernel runs",
-    "copies": "a copy to ordinary host memory: before its end no thread makes a stream or an event, nor records in its "
-              "stream",
-    "queues": "streams share a few hardware queues, and what stands in one goes in the order it was given in",
-    "null_stream": "cudaMemset is work of the null stream, which all blocking streams follow and are followed by",
-    "handles": "the handle of a destroyed stream, event or graph is the next one's",
-    # cuda/runtime.py and _capture.py, after CuPy's runtime.pyx and CUDA's cudaStreamBeginCapture
-    "codes": "eventQuery and streamQuery return CUDA's code, whatever it is: 600, 700 after a fault, 907 in a capture",
-    "capture_modes": "a capture forbids what may synchronise: to all threads, to its own, or to none",
-    # _order.py
-    "order": "two streams that use the same bytes, one of them writing, have an order: an event, or a wait of the host",
-    # cuda/__init__.py
-    "capability": "an A100's compute capability and multiprocessors, unless variables say otherwise",
-    # _memory.py and _ipc.py, after CuPy's memory.pyx and pinned_memory.pyx
-    "memory": "freed memory is overwritten in its stream's order; pinned memory is a used one's, in steps of 512 bytes",
-}
-
+RULES = ("connect graphs_alive float8 rounding synchronising copies queues null_stream handles codes capture_modes "
+         "order capability memory").split()
 reported = []  # misuses that a real machine does not report and may not survive
 contexts = {}  # devices used by threads of this process, each with the stack of the first use
 

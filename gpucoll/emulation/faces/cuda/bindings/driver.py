@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import struct
+from types import SimpleNamespace
 
 from gpucoll.device.packages import cupy
 
@@ -31,46 +32,28 @@ _reserved = {}  # bytes by address, and what is mapped there
 open_handles = set()  # memory and objects not yet released
 
 
-class CUresult(enum.IntEnum):
-    CUDA_SUCCESS = 0
-    CUDA_ERROR_INVALID_VALUE = 1
-    CUDA_ERROR_OUT_OF_MEMORY = 2
-    CUDA_ERROR_ILLEGAL_STATE = 401
-
-
+CUresult = enum.IntEnum("CUresult", {"CUDA_SUCCESS": 0, "CUDA_ERROR_INVALID_VALUE": 1, "CUDA_ERROR_OUT_OF_MEMORY": 2,
+                                     "CUDA_ERROR_ILLEGAL_STATE": 401})
 OK, INVALID, NO_MEMORY, TOO_EARLY = CUresult
+CUdevice_attribute = SimpleNamespace(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED=132)
+CUmulticastGranularity_flags = SimpleNamespace(CU_MULTICAST_GRANULARITY_MINIMUM=0)
+CUmemAllocationGranularity_flags = SimpleNamespace(CU_MEM_ALLOC_GRANULARITY_MINIMUM=0)
+CUmemAllocationHandleType = SimpleNamespace(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR=1)
+CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
+CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
+CUmemAccess_flags = SimpleNamespace(CU_MEM_ACCESS_FLAGS_PROT_READWRITE=3)
 
 
-CUdevice_attribute = enum.IntEnum("CUdevice_attribute", {"CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED": 132})
-CUmulticastGranularity_flags = enum.IntEnum("CUmulticastGranularity_flags", {"CU_MULTICAST_GRANULARITY_MINIMUM": 0})
-CUmemAllocationGranularity_flags = enum.IntEnum("CUmemAllocationGranularity_flags",
-                                                {"CU_MEM_ALLOC_GRANULARITY_MINIMUM": 0})
-CUmemAllocationHandleType = enum.IntEnum("CUmemAllocationHandleType", {"CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR": 1})
-CUmemAllocationType = enum.IntEnum("CUmemAllocationType", {"CU_MEM_ALLOCATION_TYPE_PINNED": 1})
-CUmemLocationType = enum.IntEnum("CUmemLocationType", {"CU_MEM_LOCATION_TYPE_DEVICE": 1})
-CUmemAccess_flags = enum.IntEnum("CUmemAccess_flags", {"CU_MEM_ACCESS_FLAGS_PROT_READWRITE": 3})
-
-
-class _Location:
-    __slots__ = ("id", "type")
-
-
-class CUmulticastObjectProp:
-    __slots__ = ("handleTypes", "numDevices", "size")
-
-
-class CUmemAllocationProp:
-    __slots__ = ("location", "requestedHandleTypes", "type")
+class _Located:
+    __slots__ = ("location",)
 
     def __init__(self):
-        self.location = _Location()
+        self.location = SimpleNamespace()
 
 
-class CUmemAccessDesc:
-    __slots__ = ("flags", "location")
-
-    def __init__(self):
-        self.location = _Location()
+CUmulticastObjectProp = type("CUmulticastObjectProp", (), {"__slots__": ("handleTypes", "numDevices", "size")})
+CUmemAllocationProp = type("CUmemAllocationProp", (_Located,), {"__slots__": ("requestedHandleTypes", "type")})
+CUmemAccessDesc = type("CUmemAccessDesc", (_Located,), {"__slots__": ("flags",)})
 
 
 class _Handle:

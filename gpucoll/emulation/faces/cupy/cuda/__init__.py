@@ -8,12 +8,14 @@ import functools
 import sys
 import types
 
+from gpucoll.errors import UsageError
+
 from .. import _memory as memory
 from .. import _source as compiler
 from .. import hostile
 from .._ipc import alloc_pinned_memory
 from .._memory import MemoryPointer, MemoryPool, PinnedMemoryPool, UnownedMemory, alloc, set_allocator, using_allocator
-from . import driver, nvtx, profiler, runtime, stream, texture
+from . import driver, runtime, stream
 from .stream import Event, ExternalStream, Graph, Stream, get_current_stream, get_elapsed_time
 
 Memory, OutOfMemoryError, malloc_managed = memory.Memory, memory.OutOfMemoryError, memory.malloc_managed
@@ -23,9 +25,15 @@ sys.modules |= {f"{__name__}.{name}": one for name, one in (
     ("memory", memory), ("compiler", compiler), ("device", device))}
 
 
-def set_pinned_memory_allocator(allocator=None):
-    """Accept a pool for pinned memory, which is ordinary memory here."""
+def _without_effect(*args, **options):
+    """Accept a pool for pinned memory, which is ordinary memory here, or a mark for a profiler that does not listen."""
 
+
+def _refuse(name, *args, **options):
+    raise UsageError(f"cupy.cuda.{name} has no counterpart on the host", code="GC-EMULATION")
+
+
+set_pinned_memory_allocator = _without_effect
 profile = contextlib.nullcontext  # no profiler listens
 
 
@@ -73,9 +81,7 @@ class Device:
     def __repr__(self):
         return f"<CUDA Device {self.id}>"
 
-    @property
-    def pci_bus_id(self):
-        return runtime.deviceGetPCIBusId(self.id)
+    pci_bus_id = property(lambda self: runtime.deviceGetPCIBusId(self.id))
 
     def synchronize(self):
         with self:
@@ -104,6 +110,17 @@ class Device:
             return runtime.memGetInfo()
 
 
+def _module(name, names):
+    """Make a module of few names."""
+    module = sys.modules[f"{__name__}.{name}"] = types.ModuleType(f"{__name__}.{name}")
+    vars(module).update(names)
+    return module
+
+
+nvtx = _module("nvtx", {"available": True, **dict.fromkeys(
+    "Mark MarkC RangePush RangePushC RangePop RangeStart RangeEnd".split(), _without_effect)})
+profiler = _module("profiler", {"start": _without_effect, "stop": _without_effect})
+texture = _module("texture", {name: functools.partial(_refuse, f"texture.{name}") for name in """
+    ChannelFormatDescriptor CUDAarray ResourceDescriptor SurfaceObject TextureDescriptor TextureObject""".split()})
 if hostile.nccl_version() is None:
-    nccl = sys.modules[f"{__name__}.nccl"] = types.ModuleType(f"{__name__}.nccl")
-    nccl.available = False
+    nccl = _module("nccl", {"available": False})

@@ -27,6 +27,7 @@ from ..hostile import capability, nccl_version, on, report
 from . import runtime
 
 available = True
+get_version = get_build_version = nccl_version
 NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG = range(5)
 NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64, NCCL_UINT64, NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64, \
     NCCL_BFLOAT16 = range(10)
@@ -60,13 +61,6 @@ def _refuse(status, words):
     global _last_error
     _last_error = words
     raise NcclError(status)
-
-
-def get_version():
-    return nccl_version()
-
-
-get_build_version = get_version
 
 
 def get_unique_id():
@@ -179,6 +173,7 @@ class NcclCommunicator:
     def _usable(self):
         if not self.comm:
             _refuse(4, "comm is NULL: it was destroyed or aborted")
+        return self
 
     def _place(self, address, nbytes):
         try:
@@ -244,16 +239,13 @@ class NcclCommunicator:
             self._wait_for_graphs()
 
     def device_id(self):
-        self._usable()
-        return self._device
+        return self._usable()._device
 
     def size(self):
-        self._usable()
-        return self.wire.size
+        return self._usable().wire.size
 
     def rank_id(self):
-        self._usable()
-        return self.wire.rank
+        return self._usable().wire.rank
 
     def check_async_error(self):
         self._usable()

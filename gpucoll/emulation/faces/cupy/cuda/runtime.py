@@ -115,8 +115,7 @@ def streamCreate():
 
 
 def streamGetFlags(stream):
-    if MACHINE.queue(stream).capture is not None:
-        raise CUDARuntimeError(900)  # cudaErrorStreamCaptureUnsupported, as on a GPU
+    check(MACHINE.queue(stream).capture is None, 900)  # cudaErrorStreamCaptureUnsupported, as on a GPU
     return 0 if MACHINE.queue(stream).blocking else streamNonBlocking
 
 
@@ -164,7 +163,7 @@ def streamWaitEvent(stream, event):
         mark.capture.wait(queue, mark)
     elif mark is not None:
         check(queue.capture is None, 905, "an event from outside in a capture")
-        MACHINE.submit(queue, lambda: _nothing, after=[(mark.queue, mark.count)])
+        MACHINE.submit(queue, lambda: lambda: True, after=[(mark.queue, mark.count)])
 
 
 def streamBeginCapture(stream, mode=streamCaptureModeRelaxed):
@@ -248,15 +247,11 @@ class _Graph:
 
     def launch(self, queue):
         check(queue.capture is None, 900, "a graph inside a graph")
-        MACHINE.submit(queue, lambda: _nothing, after=self.last)
+        MACHINE.submit(queue, lambda: lambda: True, after=self.last)
         for begin, kernel in self.nodes:
             MACHINE.submit(queue, begin, kernel=kernel)
         self.last = [(queue, queue.issued)]
         launches(queue, self.uses)
-
-
-def _nothing():
-    return True
 
 
 def graphDestroy(graph):
