@@ -26,7 +26,7 @@ MODULES = [module.name for module in pkgutil.walk_packages(gpucoll.__path__, "gp
                                         "communicator.windows"))  # these need MPI or CuPy
            and all(importlib.util.find_spec(needed) is not None or not module.name.startswith(f"gpucoll.{room}")
                    for room, needed in (("torch", "torch"), ("torch.torchft", "torchft"), ("dask", "distributed"),
-                                        ("ray", "ray"), ("precheck.torch_", "torch")))]
+                                        ("ray", "ray"), ("precheck.torch_", "torch"), ("emulation.torch_", "torch")))]
 CODE = re.compile(r"GC-[A-Z0-9][A-Z0-9-]*")
 MOST_CODES = 70  # a code tells apart what programs and people treat differently
 

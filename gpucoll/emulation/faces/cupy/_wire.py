@@ -153,6 +153,5 @@ def make_id(here=False):
 
         if MPI.COMM_WORLD.size > 1:
             # The maker's number in COMM_WORLD and a random number, the source of the tag; 128 bytes as in NCCL.
-            nonce = int.from_bytes(os.urandom(4), "little")
-            return struct.pack("=QQ", MPI.COMM_WORLD.rank, nonce).ljust(128, b"\1")
+            return struct.pack("=QQ", MPI.COMM_WORLD.rank, int.from_bytes(os.urandom(4), "little")).ljust(128, b"\1")
     return os.urandom(8).ljust(128, BY_FILES)
