@@ -30,7 +30,7 @@ from ._raw import RawKernel, RawModule
 __version__ = _machine.VERSION
 globals().update({name: one for name, one in vars(_creation).items()
                   if getattr(one, "__module__", None) == _creation.__name__})
-fromDlpack = _creation.from_dlpack
+fromDlpack, is_available = _creation.from_dlpack, cuda.is_available
 
 
 def __getattr__(name):
@@ -41,10 +41,6 @@ def __getattr__(name):
 def get_array_module(*args):
     """Return this module if an argument is an array of the GPU, else NumPy."""
     return sys.modules[__name__] if any(isinstance(one, _creation.ndarray) for one in args) else numpy
-
-
-def is_available():
-    return _machine.MACHINE.devices > 0
 
 
 def show_config(*, _full=False):

@@ -21,8 +21,6 @@ from ._order import span, touched, written
 from .cuda import runtime
 from .cuda.stream import _BaseStream, get_current_stream
 
-CUDA = 2  # DLPack's type of device
-
 
 class ndarray:
     def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
@@ -104,7 +102,7 @@ class ndarray:
                 "data": (self.data.ptr if self.size else 0, False)}
 
     def __dlpack_device__(self):
-        return CUDA, self.data.device_id
+        return _dlpack.CUDA, self.data.device_id
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         consumer = runtime.streamLegacy if stream is None else stream
@@ -253,9 +251,8 @@ def _of_copy(name):
     return lambda self, *args: getattr(self.get(), name)(*args)
 
 
-for _name in "bool int float complex index repr str format".split():
-    setattr(ndarray, f"__{_name}__", _of_copy(f"__{_name}__"))
-for _name in ("item", "tolist", "tobytes", "dump"):
+for _name in """__bool__ __int__ __float__ __complex__ __index__ __repr__ __str__ __format__ item tolist tobytes
+        dump""".split():
     setattr(ndarray, _name, _of_copy(_name))
 ndarray.__bytes__ = ndarray.tobytes
 

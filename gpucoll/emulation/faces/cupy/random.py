@@ -6,8 +6,6 @@ import numpy
 
 from . import _generic
 
-SHAPED = ("random", "rand", "randn", "random_sample", "standard_normal", "normal", "uniform")
-
 
 class RandomState:
     def __init__(self, seed=None, method=None):

@@ -33,12 +33,8 @@ def _refuse(name, *args, **options):
     raise UsageError(f"cupy.cuda.{name} has no counterpart on the host", code="GC-EMULATION")
 
 
-set_pinned_memory_allocator = _without_effect
+set_pinned_memory_allocator, get_device_id = _without_effect, runtime.getDevice
 profile = contextlib.nullcontext  # no profiler listens
-
-
-def get_device_id():
-    return runtime.getDevice()
 
 
 def is_available():
