@@ -29,9 +29,6 @@ class Capture:
         if queue is not self.origin:
             self.loose.add(queue)
 
-    def mark(self, queue):
-        return CapturedMark(self, queue, self.given[queue])
-
     def wait(self, queue, mark):
         """Make `queue` wait for an event of this capture; an idle stream outside the capture joins."""
         check(self.open, 907, "the capture that the event was recorded in has ended")

@@ -15,7 +15,7 @@ class _Tensor(ctypes.Structure):
                 ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64)]
 
 
-class _Owner:
+class Owner:
     """Keeps the array alive below NumPy's view of its memory."""
 
     def __init__(self, array):
@@ -35,7 +35,7 @@ def _tensor(capsule):
 
 def capsule(array, max_version=None):
     """Return a capsule of the array, which stays alive as long."""
-    made = numpy.asarray(_Owner(array)).__dlpack__(max_version=max_version)
+    made = numpy.asarray(Owner(array)).__dlpack__(max_version=max_version)
     tensor = _tensor(made)
     tensor.kind, tensor.ordinal = CUDA, array.data.device_id
     return made

@@ -14,6 +14,7 @@ from gpucoll.device.store import user_store
 from gpucoll.errors import ArgumentError
 
 from . import _memory
+from ._dlpack import Owner
 from ._machine import MACHINE
 from .cuda.stream import _BaseStream
 
@@ -54,7 +55,7 @@ class EmulatedDevice(CudaDevice):
     def empty(self, shape, dtype, stream):
         shape = (shape,) if isinstance(shape, int) else shape
         row = super().empty(max(1, math.prod(shape) * dtype.itemsize), "u1", stream)
-        return self.array_on(_Block(row), shape, dtype)
+        return self.array_on(Owner(row), shape, dtype)
 
     def fill(self, row, value, stream):
         MACHINE.submit(MACHINE.queue(stream.ptr), lambda: lambda: row.view(value.dtype).fill(value[0]) is None)
@@ -67,10 +68,3 @@ class EmulatedDevice(CudaDevice):
         event = self.mark(stream)
         while not event.done:
             yield lambda: event.done
-
-
-class _Block:
-    """Memory of the machine's pool, for NumPy."""
-
-    def __init__(self, row):
-        self._row, self.__array_interface__ = row, row._host.__array_interface__

@@ -203,7 +203,7 @@ def eventRecord(event, stream):
     MACHINE.until_copied(queue)
     check(event.device == queue.device, 400, "event and stream are of different devices")
     if queue.capture is not None:
-        event.mark = queue.capture.mark(queue)
+        event.mark = CapturedMark(queue.capture, queue, queue.capture.given[queue])
         return
     # Under the lock: the count in the mark must be the number of the submitted action.
     with MACHINE.news:
