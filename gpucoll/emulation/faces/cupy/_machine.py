@@ -19,7 +19,7 @@ import traceback
 from gpucoll.errors import UsageError
 
 from ._clocks import CLOCKS, clock_of, host_clock, join
-from .hostile import connections, contexts, on
+from .hostile import contexts, on
 
 VERSION = "14.2.0"  # of the imitated CuPy
 LAG = 3e-4  # seconds between a submission and the start of the work, unless the host waits
@@ -146,7 +146,8 @@ class Machine:
         self.until_copied()
         with self.news:
             self.made[device] += 1
-            queue = Queue(device, blocking, channel=self.made[device] % connections())
+            channels = min(32, int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") or 8))
+            queue = Queue(device, blocking, channel=self.made[device] % channels)
             queue.handle = self.keep(queue)
             self.queues.append(queue)
         return queue.handle

@@ -83,10 +83,6 @@ def peers():
     return os.environ.get("EMULATED_PEERS") == "1"
 
 
-def connections():
-    return min(32, int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") or 8))
-
-
 def nccl_version():
     """Return NCCL's version, or None if CuPy has no NCCL."""
     given = os.environ.get("EMULATED_NCCL") or "23203"

@@ -33,16 +33,13 @@ def _refuse(name, *args, **options):
     raise UsageError(f"cupy.cuda.{name} has no counterpart on the host", code="GC-EMULATION")
 
 
-set_pinned_memory_allocator, get_device_id = _without_effect, runtime.getDevice
+set_pinned_memory_allocator = get_cuda_path = _without_effect
+get_device_id = runtime.getDevice
 profile = contextlib.nullcontext  # no profiler listens
 
 
 def is_available():
     return runtime.MACHINE.devices > 0
-
-
-def get_cuda_path():
-    return None
 
 
 @functools.total_ordering
