@@ -76,7 +76,7 @@ class Model:
 
     def __init__(self, table: Table, world: World) -> None:
         self.table, self.world = table, world
-        self.topology, self._least = functools.cache(self._topology), functools.cache(self._segments)
+        self.topology = functools.cache(self._topology)
         device = "cuda" if world.device == "cuda" else "cpu"
         # Links missing in the table's shape are taken from the built-in table.
         self._shapes = [shape for source in (table, built_in())
@@ -102,16 +102,9 @@ class Model:
 
     def segments(self, collective: str, name: str, nbytes: int, executor: str) -> int:
         """Return the number of segments: of least time by the cost formulas, or by `Traits.segment`."""
-        entry = find(collective, name)
-        if executor not in PRICED or entry.own or "segments" not in entry.options or not self.topology(executor):
-            return segments(collective, name, nbytes, self.world.size)
-        return self._least(collective, name, nbytes.bit_length(), executor)
-
-    def _segments(self, collective: str, name: str, bits: int, executor: str) -> int:
-        topology = self.topology(executor)
-        assert topology is not None
-        return min((1 << power for power in range(MOST_SEGMENTS.bit_length())), key=lambda pieces: _priced(
-            collective, name, 1 << bits >> 1, topology, self.world, pieces).seconds)
+        topology = self.topology(executor) if executor in PRICED and not find(collective, name).own else None
+        return segments(collective, name, nbytes, self.world.size) if topology is None else \
+            _least(collective, name, nbytes.bit_length(), topology, self.world)
 
     def _candidate(self, collective: str, nbytes: int, executor: str, name: str) -> list[Candidate]:
         curve = next((one for one in self.shape.curves if one[:3] == (collective, executor, name)), None)
@@ -162,8 +155,8 @@ class Model:
         rows = []
         for name in library_names(collective, world.size):
             try:
-                rows.append(_predicted(collective, name, nbytes, topology, world,
-                                       segments(collective, name, nbytes, world.size)))
+                pieces = _least(collective, name, nbytes.bit_length(), topology, world)
+                rows.append(_predicted(collective, name, nbytes, topology, world, pieces))
             except ArgumentError:
                 continue
         return min(rows, key=lambda row: row.seconds, default=None)
@@ -190,6 +183,15 @@ class Model:
         if executor == "ucx":  # the library under MPI's messages
             executor = "mpi"
         return next((link for shape in self._shapes for link in shape.links if link[:2] == (executor, name)), None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _least(collective: str, name: str, bits: int, topology: Topology, world: World) -> int:
+    """Return the number of segments of least time, for the largest power of two bytes with this bit length."""
+    if "segments" not in find(collective, name).options:
+        return 1
+    return min((1 << power for power in range(MOST_SEGMENTS.bit_length())), key=lambda pieces: _priced(
+        collective, name, 1 << bits >> 1, topology, world, pieces).seconds)
 
 
 def _predicted(collective: str, name: str, nbytes: int, topology: Topology, world: World, pieces: int,
