@@ -28,13 +28,12 @@ float32, float16, bfloat16, int16, uint8, float8_e4m3fn, float8_e5m2 = map(
 
 
 class Tensor:
-    """The elements of a CuPy array, made and used on `stream`; `asked` lists the streams given to `__dlpack__`."""
+    """The elements of a CuPy array, made and used on `stream`."""
 
-    def __init__(self, array, kind=None, requires_grad=False, stream=None, asked=None):
+    def __init__(self, array, kind=None, requires_grad=False, stream=None):
         self._array, self.requires_grad = array, requires_grad
         self.dtype = dtype(array.dtype.name) if kind is None else kind
         self._stream = stream or _streams()[-1]
-        self.asked, self.recorded = [] if asked is None else asked, []
 
     shape = property(lambda self: self._array.shape)
     is_cuda = True
@@ -55,26 +54,19 @@ class Tensor:
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
         if self.requires_grad:
             raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
-        self.asked.append(stream)
         with cupy.cuda.Device(self._array.device.id), self._stream:
             return self._array.__dlpack__(stream=stream, max_version=max_version)
 
     def detach(self):
-        return Tensor(self._array, self.dtype, False, self._stream, self.asked)
+        return Tensor(self._array, self.dtype, False, self._stream)
 
     def view(self, kind):
         assert kind.itemsize == self.dtype.itemsize
         array = self._array if kind.is_carried else self._array.view(numpy.dtype(kind.name))
-        return Tensor(array, kind, self.requires_grad, self._stream, self.asked)
+        return Tensor(array, kind, self.requires_grad, self._stream)
 
     def element_size(self):
         return self.dtype.itemsize
-
-    def data_ptr(self):
-        return self._array.data.ptr
-
-    def record_stream(self, stream):
-        self.recorded.append(stream)
 
 
 _local = threading.local()

@@ -12,8 +12,9 @@ from multirank.elastic_group import group_in
 
 DEPENDS = {
     # MPI's own collectives and messages
-    "test_executors.py": ["test_every_collective[mpi]", "test_every_collective[native]", "test_random_programs[5-mpi]",
-                          "test_native_collectives_on_all_ops_and_dtypes", "test_several_nodes"],
+    "test_executors.py": ["test_every_collective[mpi-3]", "test_every_collective[native-3]",
+                          "test_random_programs[5-mpi]", "test_native_collectives_on_all_ops_and_dtypes",
+                          "test_several_nodes"],
     "test_native.py": [""],
     "test_mpi.py": [""],
     "test_points.py": ["test_messages_over_mpi", "test_points_between_processes[3]"],

@@ -4,6 +4,7 @@ tests/contract covers everything else about executors, on threads.
 """
 
 import contextlib
+import sys
 from unittest import mock
 
 import numpy
@@ -34,8 +35,12 @@ def mixed(comm, drawn):
     mixture.run(comm, drawn)
 
 
-@pytest.mark.parametrize("name", EXECUTORS)
-def test_every_collective(request, ranks, name):
+ON_GPUS = [pytest.param(name, size, marks=pytest.mark.nightly)
+           for name in ("nccl", "peer") for size in (1, 2, *range(4, 9))]
+
+
+@pytest.mark.parametrize(("name", "size"), [*((name, 3) for name in EXECUTORS), *ON_GPUS])
+def test_every_collective(request, ranks, name, size):
     env = {"GPUCOLL_EXECUTOR": name}
     if EXECUTORS[name] == "emulated":
         request.getfixturevalue("emulated_kernels")
@@ -44,7 +49,7 @@ def test_every_collective(request, ranks, name):
     drawn = [(collective, "native" if name == "native" else random.choice(
         [one for one in collectives.algorithms(collective) if one != "native"]), "sum", "int32", count, chance)
         for collective in ALL for count, chance in ((random.choice((0, 7)), 0.0), (random.choice((5000, 70001)), 0.9))]
-    ranks(one_by_one, 3, drawn, env=env, timeout=seconds(100))
+    ranks(one_by_one, size, drawn, env=env, timeout=seconds(100))
 
 
 @pytest.mark.parametrize("executor", [None, "mpi"])
@@ -56,6 +61,14 @@ def test_random_programs(ranks, executor, count):
         ranks(mixed, size, steps, env={"GPUCOLL_EXECUTOR": executor}, timeout=100)
 
     mixture.given(count, test, (2, 3), algorithms=None if executor else collectives.algorithms)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("gpus", range(1, 9))
+def test_random_programs_on_gpus(mpiexec, emulated_kernels, gpus):
+    words = "--programs", "40", "--executors", "nccl,peer", "--ranks", "1"
+    job = mpiexec(gpus, sys.executable, mixture.__file__, *words, timeout=seconds(1000))
+    assert job.returncode == 0, job.stdout + job.stderr
 
 
 def test_native_collectives_on_all_ops_and_dtypes(ranks):

@@ -75,12 +75,18 @@ def words(lines):
     return sorted(found for line in lines if (found := re.findall(r"[^\s\[\](),]+", line)))
 
 
-@pytest.mark.parametrize("starter", ["mpiexec", pytest.param("gpucoll run", marks=pytest.mark.slow)])
-def test_programs_print_what_their_documents_say(mpiexec, tmp_path, starter):
+@pytest.mark.parametrize("starter", ["mpiexec", pytest.param("gpucoll run", marks=pytest.mark.slow),
+                                     *(pytest.param(one, marks=pytest.mark.nightly) for one in ("nccl", "peer"))])
+def test_programs_print_what_their_documents_say(request, mpiexec, monkeypatch, tmp_path, starter):
+    if starter in ("nccl", "peer"):
+        request.getfixturevalue("emulated_kernels")
+        for name, value in (("DEVICE", "emulated"), ("EXECUTOR", starter)):
+            monkeypatch.setenv(f"GPUCOLL_{name}", value)
     assert {path.stem for path in PROGRAMS.glob("*.py")} == {*PRINTED}
     (tmp_path / "together.py").write_text(TOGETHER)
     argv = [tmp_path / "together.py", *(PROGRAMS / f"{name}.py" for name in PRINTED)]
-    job = mpiexec(SIZE, sys.executable, *argv) if starter == "mpiexec" else gpucoll_run("--nproc-per-node", SIZE, *argv)
+    job = mpiexec(SIZE, sys.executable, *argv) if starter != "gpucoll run" else gpucoll_run(
+        "--nproc-per-node", SIZE, *argv)
     assert job.returncode == 0, job.stderr
     for (name, expected), text in zip(PRINTED.items(), json.loads(job.stdout), strict=True):
         with naming(name):
