@@ -157,8 +157,8 @@ template <class... P, void (*function)(P...)> struct Kernel<function> {
 }  // namespace host
 
 #define GC_USER_ENTRY(number, ...)                                                                              \
-    extern "C" const char* gc_user_##number(const Dim* grid, u64 shared, void** a, const u64* sizes) { \
-        return host::Kernel<__VA_ARGS__>::run(grid, shared, a, sizes);                                   \
+    extern "C" const char* gc_user_##number(const Dim* gc_1, u64 gc_2, void** gc_3, const u64* gc_4) {           \
+        return host::Kernel<__VA_ARGS__>::run(gc_1, gc_2, gc_3, gc_4); /* a kernel may be called `a` */           \
     }                                                                                                            \
     extern "C" int gc_parameters_##number() { return host::Kernel<__VA_ARGS__>::parameters; }                    \
     extern "C" u64 gc_constants_##number() { return host::Kernel<__VA_ARGS__>::constants(); }

@@ -206,6 +206,19 @@ x, y = cupy.asarray(h[:256]), cupy.empty(256, numpy.float32)
 turned((1,), (256,), (x, y))
 same(y, h[:256][::-1])
 """, "__syncthreads();", "", "AssertionError"),
+    "parts of an array by number": ("""
+part = cupy.RawKernel(r'''extern "C" __global__ void part(const float* x, float* y, int first) {
+    y[first + threadIdx.x] = 2 * x[first + threadIdx.x];
+}''', "part")
+x, y = cupy.asarray(h), cupy.empty(n, numpy.float32)
+cupy.cuda.Device().synchronize()
+for number, stream in enumerate((a, b)):
+    with stream:
+        part((1,), (500,), (x, y, numpy.int32(500 * number)))
+@
+z = y + 1  # fails
+same(z, 2 * h + 1)
+""", "a.synchronize(); b.synchronize()", "a.synchronize()", READS),
     "a kernel by address": ("""
 with a:
     x = cupy.asarray(h)

@@ -174,11 +174,11 @@ with cupy.cuda.using_allocator(lambda size: given.append(size) or pool.malloc(si
     cupy.zeros(10)
     assert given == [80] and (8 + x.data - 8).ptr == x.data.ptr
 with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc):
-    kernel = cupy.RawKernel("""extern \\"C\\" __global__ void f(float* x) {
+    kernel = cupy.RawKernel("""extern \\"C\\" __global__ void a(float* x) {
         static __shared__ float y;
         y = 3;
         *x = y;
-    }""", "f")
+    }""", "a")
 kernel((1,), (1,), (y := cupy.zeros(1, numpy.float32),))
 import pickle
 pickle.loads(pickle.dumps(kernel))((1,), (1,), (y,))

@@ -26,13 +26,18 @@ UNWRITTEN = 4  # fewer bytes may have the value of unwritten memory by chance
 
 
 class Access(NamedTuple):
-    """Bytes from `low` to `high`, used by action `count` of a queue, enqueued at a line of the program."""
+    """Bytes from `low` to `high`, used by action `count` of a queue, enqueued at a line of the program.
+
+    `kernel` is the name of a program's own kernel. From a single line, it may write parts of one array on several
+    streams: the parts are then chosen by its other arguments.
+    """
 
     low: int
     high: int
     queue: object
     count: int
     line: str
+    kernel: str = ""
 
 
 def span(array):
@@ -53,7 +58,7 @@ def line():
     return f"{os.path.relpath(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
-def touched(queue, reads, writes):
+def touched(queue, reads, writes, kernel=""):
     """Note what the last action of a queue reads and writes, as pairs of addresses; raise UsageError without order."""
     if not on("order"):
         return
@@ -67,7 +72,7 @@ def touched(queue, reads, writes):
             if queue.capture is not None:
                 queue.capture.uses.append((chunk, low, high, is_write))
             else:
-                _compare(chunk, Access(low, high, queue, queue.issued, line()), clock_of(queue), is_write)
+                _compare(chunk, Access(low, high, queue, queue.issued, line(), kernel), clock_of(queue), is_write)
 
 
 def launches(queue, uses):
@@ -107,7 +112,8 @@ def _compare(chunk, mine, clock, is_write):
     before = chunk.writes + chunk.reads if is_write else chunk.writes
     for other in before:
         if other.low < mine.high and mine.low < other.high and other.queue is not mine.queue \
-                and clock.get(other.queue, 0) < other.count:
+                and clock.get(other.queue, 0) < other.count \
+                and not (mine.kernel and (mine.kernel, mine.line) == (other.kernel, other.line)):
             raise UsageError(f"{mine.line} {'writes' if is_write else 'reads'} memory that {other.line} "
                              f"{'writes' if other in chunk.writes else 'reads'} on another stream, and no event orders "
                              "them: the second stream must wait for the first (stream.wait_event), or the host "

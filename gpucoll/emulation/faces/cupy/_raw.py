@@ -155,7 +155,7 @@ class UserKernel:
         spans = [span(one) if isinstance(one, ndarray) else first_byte(row)
                  for one, row in zip(args, given, strict=False)]
         touched(queue, [one for one, is_read in zip(spans, constants, strict=False) if is_read],
-                [one for one, is_read in zip(spans, constants, strict=False) if not is_read])
+                [one for one, is_read in zip(spans, constants, strict=False) if not is_read], self.name)
 
 
 def first_byte(row):
