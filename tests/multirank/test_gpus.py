@@ -79,7 +79,7 @@ ON_PEER = [("shares", "two_shot", "memory"), ("missing", "two_shot"), ("missing"
            ("lifetimes", "ring", "one_shot", "two_shot"), ("fault",), ("mirrored", "every_count", "all_reduce", "ring"),
            ("elsewhere", "two_shot", "ring"), ("repeated_elsewhere", "two_shot"), ("same_objects", "two_shot"),
            ("reused", "two_shot"),
-           ("reused", "one_shot", "ring"), ("let_go",)]
+           ("reused", "one_shot", "ring"), ("let_go",), ("dropped_in_capture",)]
 
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
