@@ -32,6 +32,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy
+
 from gpucoll.arrays import HOST, combiner
 from gpucoll.arrays.segments import at
 from gpucoll.core.dtypes import Dtype, numpy_dtype
@@ -158,12 +160,13 @@ class Writer:
     def _filled(self) -> Iterator[Row]:
         """Fill the result of an exscan's first rank in Python, once the peers have read an input in the same place."""
         op, dtype, nbytes = self._request.op, self._request.dtype, self._request.sizes[1]
-        kind = numpy_dtype(dtype.name)
+        value = numpy.empty(1, numpy_dtype(dtype.name))
         for (_, peer), counter in self.readers.items():
             yield _counter_row(WAIT, counter, peer)
         assert op is not None
         if nbytes:
-            yield self._called(lambda place: HOST.fill_identity(op, at(place, nbytes).view(kind), dtype),
+            HOST.fill_identity(op, value, dtype)
+            yield self._called(lambda place: numpy.copyto(at(place, nbytes).view(value.dtype), value),
                                (self._rank, RESULT, 0), nbytes)
 
     def _moved(self, to: int, source: int, chunks: set[int]) -> Iterator[Row]:
