@@ -25,7 +25,7 @@ ON_A_GPU = ("nccl", "native")  # executors for GPU arrays, assumed before the fi
 
 def explain(core: Core, collective: str, nbytes: int, dtype: Any, device: str | None) -> Explanation:
     row = collective_row(collective)
-    where = ("emulated" if core.options.emulated else "cpu") if device is None else device
+    where = ("emulated" if core.emulated else "cpu") if device is None else device
     if not is_whole(nbytes) or nbytes < 0:
         raise ArgumentError(f"explain: nbytes={nbytes!r} is not a number of bytes", code="GC-SIZE")
     if where not in DEVICES:

@@ -161,7 +161,9 @@ class HostBackend:
 
     def observed(self, call: Call) -> Call:
         """Return `call` with its comparison and its reports, as far as the engine does not compare and record it."""
-        return observed(call, self._observers) if call.executor.on_engine else observed(call, self._reported, self)
+        if call.executor.on_engine:
+            return observed(call, self._observers) if self._observers else call
+        return observed(call, self._reported, self)
 
     def engines(self) -> list[Any]:
         """Return the engines made so far: the communicator's, and the engine of messages."""

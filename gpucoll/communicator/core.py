@@ -61,7 +61,7 @@ def reports_refusals(call: Callable[..., Any]) -> Callable[..., Any]:
         except REFUSALS as error:
             core = first if isinstance(first, Core) else first._core
             # Calls on devices and on the host are compared in different ways: use the way of this call.
-            on_device = core.options.emulated or any(map(is_on_device, (*arguments, *options.values())))
+            on_device = core.emulated or any(map(is_on_device, (*arguments, *options.values())))
             core.life.refuse(error, on_device=on_device)
             raise
 
@@ -86,7 +86,7 @@ class Core:
         rules(options.prefer)  # raise for a wrong GPUCOLL_ALGO here, not at the first call
         if link.executor is not None and options.emulated:  # the transport's executor takes host arrays as they are
             options = options._replace(device=None)
-        self.link, self.options = link, options
+        self.link, self.options, self.emulated = link, options, options.emulated
         self.life = life = Lifecycle(link, options)
         self.waits, self.host, self.gpus, self.clock = life.waits, life.host, life.gpus, life.clock
         self.group: list[Work] | None = None
@@ -127,7 +127,7 @@ class Core:
             space.current_stream = of_torch
             space.borrows = space.borrows or any(map(is_borrowed, arrays))
             return space
-        return self.gpu("emulated").space(stream) if self.options.emulated else HOST
+        return self.gpu("emulated").space(stream) if self.emulated else HOST
 
     def current(self, stream: Any, arrays: Iterable[Any]) -> contextlib.AbstractContextManager[object]:
         """Return the context for opening a call's arrays before its space exists: device and stream of GPU arrays."""
@@ -227,7 +227,7 @@ class Core:
 
     def host_engine(self) -> Any:
         """Return the engine for repeated calls on host arrays; None without one, always on the emulated device."""
-        if self.engine is None and not self.options.emulated:
+        if self.engine is None and not self.emulated:
             self.engine = self.host.engine(self.waits)
             self.fast_path = self.engine or self.fast_path
         return self.engine
@@ -252,9 +252,9 @@ class Core:
     @reports_refusals
     def barrier(self, options: CallOptions, cache_key: Key) -> Any:
         self.life.check_usable()
-        if options.stream is None and not self.options.emulated:
+        if options.stream is None and not self.emulated:
             return self.run("barrier", NOTHING, options, cache_key=cache_key)
-        space = self.gpu("emulated" if self.options.emulated else "cuda").space(options.stream)
+        space = self.gpu("emulated" if self.emulated else "cuda").space(options.stream)
         return self.run("barrier", NOTHING._replace(space=space), options)
 
     def begin(self, ready: ReadyCall, call: Prepared, options: CallOptions, cache_key: Key, x: Any, out: Any) -> Any:

@@ -124,7 +124,7 @@ class MpiLink(Transport):
             raise
         self.base = self.base or self.mpi
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        self.has_ended = MPI.Is_finalized  # type: ignore[method-assign]
+        self.has_ended = MPI.Is_finalized
         self.foreign = (MPI.Exception, OverflowError)
         self._farewells = {}
 

@@ -128,7 +128,7 @@ class PointToPoint:
     def _pattern(self, name: str, src: Any, tag: Any) -> tuple[int | None, int | None] | None:
         """Return the rank and tag asked for, each None for any; return None for PROC_NULL."""
         self._core.life.check_usable()
-        if self._core.options.emulated:
+        if self._core.emulated:
             raise UsageError(f"{name}: {NO_WILDCARD}", code="GC-WILDCARD")
         if PROC_NULL.is_meant(src):
             return None
@@ -154,7 +154,7 @@ class PointToPoint:
         """Return whether the carrier may work on `array` itself, and no earlier message must come first."""
         return type(array) is numpy.ndarray and type(peer) is type(tag) is int and 0 <= peer < self._core.size \
             and 0 <= tag < TAGS and array.dtype.char in PLAIN and array.dtype.isnative and array.flags.c_contiguous \
-            and array.nbytes <= MAX_MESSAGE and not self._core.options.emulated and not self._core.waits.has_messages
+            and array.nbytes <= MAX_MESSAGE and not self._core.emulated and not self._core.waits.has_messages
 
     def _whole(self, state: State, x: Any, dst: int, out: Any, src: int, tag: int) -> Generator[Pending, None, None]:
         came = sent = None

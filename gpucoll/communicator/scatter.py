@@ -34,7 +34,7 @@ def scatter(core: Core, x: Any, out: Any, root: Any, options: CallOptions, cache
         with core.current(options.stream, [x]):
             source = check_input("scatter", x)
         metadata = metadata_of(source, (core.size, *block_shape("scatter", source, core.size)))
-        if shows and not metadata["gpu"] and not core.options.emulated:
+        if shows and not metadata["gpu"] and not core.emulated:
             made = _prepared(core, x, source, out, rank_info, options, metadata)
     except (GpucollError, MemoryError) as error:
         # Without call descriptors the other ranks wait for this message.

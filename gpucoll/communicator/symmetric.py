@@ -104,7 +104,7 @@ class SymmetricHeaps:
             raise ArgumentError(f"{name}: no device is named {device!r}{nearest(device, DEVICES)}", code="GC-DEVICE")
         if device == "cuda" and self._core.device is None:
             raise BackendError(f"{name}: CuPy finds no GPU in this process", code="GC-NO-GPU")
-        return "cuda" if device == "cuda" else "emulated" if self._core.options.emulated else "cpu"
+        return "cuda" if device == "cuda" else "emulated" if self._core.emulated else "cpu"
 
     def _memory(self, where: str) -> tuple[Heap, Any]:
         """Return the heap of a device, and the object giving kernels access to it; a collective call at first."""

@@ -64,6 +64,7 @@ class Transport:
     # transport's own; None: gpucoll exchanges small objects, such as shapes, by its schedules.
     exchange: Callable[[str, int, Any, list[Any]], Operation] | None = None
     enter: Callable[[], None] | None = None  # called when the program begins a call, perhaps on a closed communicator
+    has_ended: Callable[[], bool] = bool  # whether the layer below has ended, so that nothing can be sent: False
     _splits = 0
 
     def __init__(self, rank: int, hosts: Sequence[Hashable], ranks: Any, wire: Any, points: Any) -> None:
@@ -126,10 +127,6 @@ class Transport:
         """Return whether another rank takes part in no further call: it has ended, failed, or waits in `close`."""
         farewell = self.farewells().get(rank)
         return rank in self.processes.ended() or (farewell is not None and farewell.why != Why.AWAY)
-
-    def has_ended(self) -> bool:
-        """Return whether the layer below has ended, so that nothing can be sent."""
-        return False
 
     def leave(self) -> None:
         """Tell the ranks that regroup after a failure that this rank does not."""

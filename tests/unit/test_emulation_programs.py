@@ -94,8 +94,8 @@ same(out, numpy.array([499500], numpy.float32))
     "NCCL in one process": '''
 import threading
 from cupy.cuda import nccl
-comms = nccl.NcclCommunicator.initAll(2)
-arrays = []
+assert nccl.get_unique_id() != nccl.get_unique_id()
+comms, arrays = nccl.NcclCommunicator.initAll(2), []
 for rank in range(2):
     with cupy.cuda.Device(rank):
         arrays.append(cupy.arange(10, dtype=cupy.float32) + rank)
