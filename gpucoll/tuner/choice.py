@@ -10,7 +10,7 @@ from gpucoll.algorithms import algorithms, find, library_names, names_of, own_na
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.ops import Order
 from gpucoll.errors import ArgumentError, nearest
-from gpucoll.tuner.model import Candidate, Model, World
+from gpucoll.tuner.model import PRICED, Candidate, Model, World, segments
 from gpucoll.tuner.table import BUILT_IN, Table
 
 ALL = ""  # the key of the rule for collectives without a rule of their own
@@ -150,8 +150,9 @@ class Tuner:
                 self._check_order(collective, [algorithm], order)
             kept = self._kept[key] = self._choose(collective, algorithm, nbytes, executors, device, order)
         executor, name = kept
-        return Choice(executor, name, 1 if name == NATIVE else
-                      self.model(device).segments(collective, name, nbytes, executor))
+        if executor in PRICED and name != NATIVE:
+            return Choice(executor, name, self.model(device).segments(collective, name, nbytes, executor))
+        return Choice(executor, name, segments(collective, name, nbytes, len(self._nodes)))
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str], device: str = "cpu",
                    algorithm: str = "auto", order: Order = "any") -> list[Candidate]:
