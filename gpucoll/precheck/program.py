@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -29,6 +30,7 @@ from gpucoll.precheck.turns import Turns, Unwound, VirtualRank, refusal, refusal
 
 MOST_RANKS = 4096  # threads of one process
 # Variables that concern real ranks only.
+LOCKED = "<frozen importlib", os.path.join(os.path.dirname(gc.__file__), "device", "store.py")
 HIDDEN = ("GPUCOLL_DUMP_DIR", "GPUCOLL_FAULT", "GPUCOLL_METRICS", "GPUCOLL_SUMMARY")
 
 
@@ -147,6 +149,17 @@ def check_function(function: Callable[[Any], object], size: int) -> list[Finding
     return Precheck(size, is_program=False).run(lambda rank: function(gc.init()))
 
 
+def _has_lock() -> bool:
+    """Return whether this thread may hold a lock of all ranks: a library imports a module, or a kernel is compiled."""
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
+        name = frame.f_code.co_filename
+        if name.startswith(LOCKED):
+            return True
+        if is_of_program(name):
+            return False
+    return False
+
+
 @contextlib.contextmanager
 def _own_process(turns: Turns) -> Iterator[None]:
     """Let each rank be as a process of its own.
@@ -164,8 +177,7 @@ def _own_process(turns: Turns) -> Iterator[None]:
         return turns.current.thread is threading.current_thread() and os.getpid() == process
 
     def sleep(seconds: Any, /) -> None:
-        # A lock of a file is awaited inside of locks that all ranks share, as while a kernel is compiled.
-        if is_rank() and not sys._getframe(1).f_globals.get("__name__", "").startswith("filelock."):
+        if is_rank() and not _has_lock():
             turns.pause("time.sleep")
         else:
             sleeps(seconds)

@@ -21,6 +21,7 @@ import gpucoll as gc
 import mixture
 from faults.faulty_programs import PROGRAMS
 from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.device import store
 from gpucoll.precheck.script import check_script
 from gpucoll.precheck.state import is_of_program
 from harness.grids import often
@@ -290,16 +291,17 @@ def test_the_command_ends_with_two_where_a_program_cannot_be_checked(tmp_path):
     assert command(program, 0) == (2, "")
 
 
-def test_no_rank_gives_up_its_turn_where_it_waits_for_a_lock_of_a_file(tmp_path):
-    """Another process may compile the same kernel: the lock of its file is awaited inside of a lock of all ranks."""
+@pytest.mark.parametrize("inside", [store.__file__, "<frozen importlib._bootstrap>"])
+def test_no_rank_gives_up_its_turn_inside_of_a_lock_of_all_ranks(tmp_path, inside):
+    """A compiler, or another process with the same kernel, is awaited by pauses; so are some imports."""
     program = tmp_path / "program.py"
-    program.write_text("""
-import filelock, gpucoll as gc, threading, time
-lock = vars(filelock).setdefault("of_all_ranks", threading.Lock())
+    program.write_text(f"""
+import gpucoll as gc, subprocess, threading, time
+lock = vars(subprocess).setdefault("of_all_ranks", threading.Lock())
 with gc.init() as comm:
     comm.barrier()
     assert lock.acquire(blocking=False), "another rank holds the lock"
-    exec("time.sleep(1e-3)", {"__name__": "filelock._poll", "time": time})
+    exec(compile("time.sleep(1e-3)", {inside!r}, "exec"))
     lock.release()
 """)
     assert check_script(str(program), [], 2)[0] == []
