@@ -24,7 +24,7 @@ from typing import Any
 
 from gpucoll.errors import ArgumentError, UsageError
 
-FACES = Path(__file__).parent / "faces"
+FACES = Path(__file__).resolve().parent / "faces"
 TEMPERS = ("strict", "quick")
 MOST_GPUS = 4096
 PRIVATE = f"{__name__}.faces.cupy"  # the machine where `import cupy` does not find it
@@ -82,8 +82,8 @@ def _put(gpus: int, temper: str, seed: int = 0) -> None:
 
 def is_installed() -> bool:
     """Return whether `import cupy` has found, or will find, emulated GPUs."""
-    found = sys.modules.get("cupy")
-    return str(FACES) in sys.path if found is None else str(getattr(found, "__file__", "")).startswith(str(FACES))
+    found = sys.modules.get("cupy")  # perhaps by a link to the faces
+    return str(FACES) in map(os.path.realpath, [f"{found.__file__}/../.."] if found else sys.path)
 
 
 def machine() -> Any:

@@ -1,5 +1,6 @@
 """CuPy programs on emulated GPUs: results equal to NumPy's, refusals, and the errors that name a missing order."""
 
+import os
 import re
 import subprocess
 import sys
@@ -234,6 +235,12 @@ numpy.testing.assert_array_equal(x.get(), 3 * numpy.arange(10, dtype=numpy.float
 """)
     job = mpiexec(3, sys.executable, "-m", "gpucoll", "emulate", "--gpus", "3", program, timeout=seconds(120))
     assert job.returncode == 0, job
+
+
+def test_the_faces_may_be_found_by_a_link(tmp_path):
+    (tmp_path / "link").symlink_to(emulation.FACES)
+    program = "from gpucoll.emulation import is_installed\nassert is_installed()\nimport cupy\nassert is_installed()"
+    subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(tmp_path / "link")}, check=True)
 
 
 @pytest.mark.parametrize("wrong", [{"gpus": 0}, {"gpus": True}, {"gpus": 4097}, {"temper": "lax"}, {"seed": 0.5}])
