@@ -38,8 +38,10 @@ class CudaSlab:
             self.start = (malloc or runtime.malloc)(nbytes)
             self.free = weakref.finalize(self, _free, device, self.start, free or runtime.free)
             self.free.atexit = False  # at exit CUDA may have ended already
-            cupy.cuda.runtime.memset(self.start, 0, nbytes)
-            cupy.cuda.runtime.deviceSynchronize()
+            # Another rank of this GPU may already wait, in a kernel, for this rank: only the own work may be awaited.
+            stream = device.new_stream()
+            runtime.memsetAsync(self.start, 0, nbytes, stream.ptr)
+            stream.synchronize()
 
     def close(self) -> None:
         """Do nothing: the last array on the slab frees the memory."""
