@@ -33,14 +33,13 @@ class CudaSlab:
     def __init__(self, device: CudaDevice, nbytes: int, malloc: Callable[[int], int] | None = None,
                  free: Callable[[int], object] | None = None) -> None:
         self.nbytes, self.key = nbytes, next(_SERIALS)
-        runtime = cupy.cuda.runtime
         with device.current, _as_os_error():
-            self.start = (malloc or runtime.malloc)(nbytes)
-            self.free = weakref.finalize(self, _free, device, self.start, free or runtime.free)
+            self.start = (malloc or cupy.cuda.runtime.malloc)(nbytes)
+            self.free = weakref.finalize(self, _free, device, self.start, free or cupy.cuda.runtime.free)
             self.free.atexit = False  # at exit CUDA may have ended already
             # Another rank of this GPU may already wait, in a kernel, for this rank: only the own work may be awaited.
             stream = device.new_stream()
-            runtime.memsetAsync(self.start, 0, nbytes, stream.ptr)
+            cupy.cuda.runtime.memsetAsync(self.start, 0, nbytes, stream.ptr)
             stream.synchronize()
 
     def close(self) -> None:
