@@ -9,7 +9,7 @@ import numpy
 
 
 class _Asked:
-    """What NumPy asks for a DLPack capsule; it keeps the capsule of the object `x`."""
+    """An object that NumPy asks for a DLPack capsule; it keeps the capsule of the object `x`."""
 
     def __init__(self, x: Any) -> None:
         self.x, self.capsule = x, None

@@ -87,7 +87,8 @@ class PointToPoint:
             state[:] = (came,), (sent,)
             operation = ends(state, came, sent, x, out, src)
         elif (x is None or self._is_plain(x, dst, tag)) and (out is None or (
-                self._is_plain(out, src, tag) and out.flags.writeable and not numpy.may_share_memory(x, out))):
+                self._is_plain(out, src, tag) and out.flags.writeable
+                and (x is None or not numpy.may_share_memory(x, out)))):
             core.life.check_usable()
             operation = self._whole(state, x, dst, out, src, tag)
         else:

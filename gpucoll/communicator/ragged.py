@@ -118,7 +118,7 @@ class VectorVariants:
     def repeat(self, name: str, op: Any, place: Any, algorithm: Any, x: Any, out: Any) -> Any:
         """Repeat a call with known lengths; return the result, or NotImplemented for calls unknown to the engine.
 
-        `place` is the root or the counts of all ranks.
+        `place` is the root.
         """
         try:
             return self._core.fast_path(name, op, place, algorithm, x, out)
@@ -263,7 +263,7 @@ class VectorVariants:
     def _is_plain(self, how: Key, options: CallOptions) -> bool:
         """Return whether the engine can do a whole call: a blocking one, with options that compare by value."""
         return not options.async_op and options.stream is None and self._core.group is None \
-            and type(how[0]) is type(how[2]) is str and type(how[1]) in (int, tuple)
+            and type(how[0]) is type(how[2]) is str and type(how[1]) is int
 
     def _same(self, name: str, digest: str, x: Any, how: Key, options: CallOptions) -> Key:
         """Return the engine's key for a call with known lengths; () if the engine cannot do the whole call."""
@@ -325,6 +325,8 @@ class VectorVariants:
         shown_call = replace(request, cut=request.cut._replace(digest=blocks.digest)).description
         if not core.engine.cache_call(*cache_key, x, result, out, plan, core.seconds_of(ready.call), request.nbytes,
                                       blocks.taken if is_list else None, *shown(shown_call)):
+            if len(self._lengths.joined) >= KEPT:  # counts of callers may change with every call
+                self._lengths.joined.clear()
             self._lengths.joined.add(cache_key)
         return cache_key not in self._lengths.joined
 
