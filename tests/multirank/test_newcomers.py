@@ -149,7 +149,7 @@ import gpucoll as gc
 from gpucoll.transport import kvstore
 
 def tells(name, call):
-    return lambda: (print(name, MPI.COMM_WORLD.rank, flush=True), call())
+    return lambda: (print(f"{name} {MPI.COMM_WORLD.rank}\\n", end="", flush=True), call())
 
 kvstore.close_stores = tells("store", kvstore.close_stores)
 MPI.Finalize = tells("MPI", MPI.Finalize)
