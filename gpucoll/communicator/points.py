@@ -30,7 +30,7 @@ from gpucoll.communicator.wildcards import (
 from gpucoll.core.dtypes import code_of, is_whole
 from gpucoll.device import NO_CAPTURE
 from gpucoll.device.messages import Counted
-from gpucoll.errors import ArgumentError, GpucollError, RevokedError, UsageError
+from gpucoll.errors import ArgumentError, GpucollError, MismatchError, RevokedError, UsageError
 from gpucoll.progress.operations import Pending, ProbeResult, Work, in_thread, together
 from gpucoll.progress.partners import RECEIVE, SEND, End, State
 from gpucoll.transport.control import cancel
@@ -282,11 +282,16 @@ class PointToPoint:
         self._core.group = self._core.waits.new_group()
         try:
             yield
-            works, self._core.group = self._core.group, None
+            works, batch, self._core.group = self._core.group, self._batch, None
         finally:
             self._core.group = self._batch = None
         # Begin all messages before any wait: a message of one rank may need a later one of another rank.
         points = [self._core.waits.start(work) for work in works if work.name in POINTS]
+        if batch is not None:
+            # On a stream the messages of all ranks come before the collectives. Else a kernel of one rank waits for
+            # ever for the kernel of another rank, enqueued after a message that waits for the first.
+            with contextlib.suppress(MismatchError):  # raised below, after the collectives, which all ranks make
+                batch.work.wait()
         try:
             for work in works:
                 if work.name not in POINTS:

@@ -117,3 +117,29 @@ def explained_alone(comm):
 
 def test_an_explanation_waits_for_no_rank():
     assert on_threads(2, explained_alone) == [True, True]
+
+
+def test_a_groups_messages_come_before_the_collectives_on_every_rank():
+    """A kernel that waits for the other rank must not precede, on one rank only, a message that the other waits for."""
+    began = threading.Event()
+
+    def program(comm):
+        other, waits = 1 - comm.rank, comm._core.waits
+        x, sent, took = (numpy.full(9, comm.rank + number, numpy.float32) for number in range(3))
+        comm.all_reduce(x)  # the ranks meet
+        comm.barrier()
+
+        def start(work, begin=waits.start):
+            started = begin(work)
+            began.set() if comm.rank == 1 else waits.until(started.is_enqueued, "recv", float("inf"))
+            return started  # on rank 0 after rank 1's answer, so before rank 0's collective
+
+        assert comm.rank == 1 or began.wait(seconds(20))
+        with mock.patch.object(waits, "start", start), comm.group():
+            comm.recv(took, other)
+            total = comm.all_reduce(x)
+            comm.send(sent, other)
+        assert (total == 1).all()
+        assert (took == other + 1).all()
+
+    thread_ranks.on_threads(2, program, timeout=seconds(20), executor="peer")
