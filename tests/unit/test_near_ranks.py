@@ -1,20 +1,14 @@
-"""Algorithms for near ranks: published counts, rounds on rings; Gloo's reduce-scatter."""
+"""Algorithms for near ranks: published counts, and rounds on rings."""
 
-import itertools
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
-import gpucoll as gc
 from gpucoll.algorithms import Traits, algorithms, find, schedule
 from gpucoll.algorithms.bine import branch
 from gpucoll.core.schedule import Send
 from gpucoll.tuner.choice import scheduled
 from oracles.counting import count
-
-ROOT = Path(__file__).parents[2]
-GLOO = ROOT / "tests" / "samples" / "gloo.py"
 
 
 def messages(collective, name, size):
@@ -77,24 +71,3 @@ def test_auto_takes_algorithms_for_groups_on_several_nodes_only():
     assert not {*near} & {*scheduled("all_gather", 8, 1)}
     assert scheduled("all_gather", 8, 2)[-len(near):] == near  # the last of equals
     assert not Traits().groups
-
-
-# --- Gloo's reduce-scatter ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def gloo(own_algorithms):
-    return [gc.load(f"{GLOO}:{name}") for name in ("gloo_halving_doubling", "gloo_as_it_runs")]
-
-
-def test_gloo_is_proved_without_its_pending_send(gloo):
-    for size, segments in itertools.product((1, 2, 3, 5, 6, 7, 8, 11, 12, 13), (1, 3)):
-        gc.schedule("reduce_scatter", gloo[0], rank=0, size=size, segments=segments)
-
-
-@pytest.mark.parametrize(("size", "round_", "chunk"), [(2, 2, 1), (3, 3, 2), (4, 3, 2), (5, 4, 4), (8, 4, 4)])
-def test_the_pending_send_of_gloo_is_rejected(gloo, size, round_, chunk):
-    with pytest.raises(gc.ArgumentError, match=rf"(?s)rank 0, round {round_}, .*combines chunk {chunk} into chunk 0"
-                       ) as caught:
-        gc.schedule("reduce_scatter", gloo[1], rank=0, size=size)
-    assert caught.value.code == "GC-PROOF"

@@ -71,6 +71,8 @@ IN = Slice("input", 0)
     ([[(Copy(Slice("input", 0, 2), Slice("output", 0, 2)),)]] * 2, r"chunk 0 with contributions \[1, 0\], not"),
     ([[(Send(IN, 1),)], [(Recv(Slice("scratch", 1), 0),)]], "length differs"),  # chunks 0 and 1 may have unlike lengths
 ]] + [("all_gather_v", [[(Copy(IN, Slice("output", 1)),)], []], "lengths"),  # rank 1's block may differ in length
+        ("reduce_scatter", [[(Copy(IN, ONE),), (RecvReduce(ONE, 1),)], [(Send(Slice("input", 1), 0),)]],
+         "combines chunk 1 into chunk 0"),
         ("barrier", [[(Send(Slice("scratch", 0, 0), 1),)], [(Recv(Slice("scratch", 0, 0), 0),)]],
          r"rank 0, .* contributions \[1, 0\], not")])  # rank 0 does not wait for rank 1
 def test_a_fault_is_named(collective, plans, words):
