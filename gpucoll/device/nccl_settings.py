@@ -64,7 +64,7 @@ def written(config: Any, settings: Mapping[str, Any]) -> Any:
     fields = NcclFields.from_address(id(config) + at) if at >= 0 else None
     for name, value in settings.items():
         if fields is None or getattr(NcclFields, name).offset + getattr(NcclFields, name).size > fields.size:
-            raise BackendError(f"nccl: CuPy's NCCL has no setting {name}; it needs CuPy 14 and NCCL 2.27",
+            raise BackendError(f"nccl: CuPy's NCCL has no setting {name}; it needs CuPy 14, built for NCCL 2.27",
                                code="GC-NCCL")
         setattr(fields, name, _kept(value) if isinstance(value, str) else int(value))
     return config

@@ -5,6 +5,7 @@ tests/contract covers everything else about executors, on threads.
 
 import contextlib
 import sys
+from pathlib import Path
 from unittest import mock
 
 import numpy
@@ -69,6 +70,15 @@ def test_random_programs_on_gpus(mpiexec, emulated_kernels, gpus):
     words = "--programs", "40", "--executors", "nccl,peer", "--ranks", "1"
     job = mpiexec(gpus, sys.executable, mixture.__file__, *words, timeout=seconds(1000))
     assert job.returncode == 0, job.stdout + job.stderr
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(("gpus", "temper"), [(2, "strict"), pytest.param(8, "quick", marks=pytest.mark.slow)])
+def test_a_training_in_cupy(mpiexec, emulated_kernels, gpus, temper):
+    program = Path(mixture.__file__).with_name("programs") / "cupy_training.py"
+    job = mpiexec(gpus, sys.executable, "-m", "gpucoll", "emulate", "--gpus", str(gpus), "--temper", temper, program)
+    assert job.returncode == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == [f"rank {rank} of {gpus}: True" for rank in range(gpus)]
 
 
 def test_native_collectives_on_all_ops_and_dtypes(ranks):

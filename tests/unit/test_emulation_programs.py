@@ -46,6 +46,22 @@ with cupy.cuda.Stream():
     same(cupy.fft.fft(x), numpy.fft.fft(numpy.arange(8.0)))
     same(cupy.sort(-x), numpy.arange(-7.0, 1.0))
 ''',
+    "memory dropped before the work that uses it": '''
+import threading
+gate, twice = threading.Event(), cupy.RawKernel(
+    'extern "C" __global__ void twice(const double* x, double* y) { y[threadIdx.x] = 2 * x[threadIdx.x]; }', "twice")
+x, pooled, y, stream = cupy.arange(90.0), cupy.empty(90), cupy.zeros((2, 90)), cupy.cuda.get_current_stream()
+pooled[:] = x
+stream.synchronize()
+stream.launch_host_func(lambda _: gate.wait(), None)
+twice((1,), (90,), (x, y[0]))
+twice((1,), (90,), (pooled, y[1]))
+del x, pooled
+cupy.get_default_memory_pool().free_all_blocks()
+others = [numpy.full(size, -1.0) for size in 99 * [90, 300]]
+gate.set()
+same(y, numpy.array(2 * [numpy.arange(0.0, 180.0, 2.0)]))
+''',
     "kernels in Python": '''
 from cupyx import jit
 @jit.rawkernel(device=True)

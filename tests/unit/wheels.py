@@ -161,9 +161,11 @@ def symbols():
     windows = ("ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommWindowDeregister")
     if version >= nccl.WINDOWS_SINCE:
         wrong += [f"NCCL {version} has no {name}" for name in windows if not hasattr(library, name)]
-    config = nccl.written(nccl.nccl.NcclConfig(), {"max_ctas": 8, "split_share": True, "name": "tp"})
-    fields = NcclFields.from_buffer_copy(ctypes.string_at(id(config), config.__sizeof__()), 16)
-    if (fields.max_ctas, fields.split_share, config.split_share, fields.name) != (8, 1, 1, b"tp"):
+    name = {"name": "tp"} if nccl.nccl.get_build_version() >= 22700 else {}
+    config = nccl.written(nccl.nccl.NcclConfig(), {"max_ctas": 8, "split_share": True, **name})
+    memory = ctypes.string_at(id(config), config.__sizeof__()) + bytes(ctypes.sizeof(NcclFields))  # an older, shorter one
+    fields = NcclFields.from_buffer_copy(memory, 16)
+    if (fields.max_ctas, fields.split_share, config.split_share) != (8, 1, 1) or (name and fields.name != b"tp"):
         wrong.append("CuPy's NcclConfig has NCCL's struct at another place")
     return version, wrong
 

@@ -52,12 +52,11 @@ def unmap(ptr):
 
 
 def memset(ptr, value, size):
-    row = _own[ptr][1]
-    check(size <= row.nbytes, 1)
+    check(size <= _own[ptr][1].nbytes, 1)
     if on("null_stream"):
-        MACHINE.submit(MACHINE.queue(0), lambda: lambda: row[:size].fill(value) is None)
+        memsetAsync(ptr, value, size, 0)
     else:
-        row[:size] = value
+        _own[ptr][1][:size] = value
 
 
 def memsetAsync(ptr, value, size, stream):

@@ -47,8 +47,7 @@ class Chunk:
         self.start = -(-room.ctypes.data // unit) * unit + UNIT * (given is None)
         first = self.start - room.ctypes.data
         self.bytes, self.nbytes, self.device = room[first:first + nbytes], nbytes, device
-        last = first + nbytes
-        self.guards = [] if given is not None else [room[first - UNIT:first], room[last:last + UNIT]]
+        self.guards = [] if given is not None else [room[first - UNIT:first], room[first + nbytes:][:UNIT]]
         self.live = given is not None
         self.spoiler = None  # the stream that overwrites the freed memory
         self.reads, self.writes = [], []  # the last accesses, see _order.py
@@ -89,8 +88,7 @@ class Memory(BaseMemory):
             raise OutOfMemoryError(nbytes, pool.total_bytes(), limit)
         self.chunk, self.ptr = None, 0
         if nbytes:
-            from .cuda import get_current_stream
-            self._key = (self.device_id, get_current_stream().ptr, -(-nbytes // UNIT) * UNIT, pool)
+            self._key = (self.device_id, _ptr(), -(-nbytes // UNIT) * UNIT, pool)
             # Memory freed before must be available to this allocation, as in CuPy.
             MACHINE.settle()
             with _lock:
@@ -109,11 +107,7 @@ class Memory(BaseMemory):
         if getattr(self, "chunk", None) is not None:
             self.chunk.live, chunk, self.chunk = False, self.chunk, None
             # Deferred: a finalizer may run inside any lock, and on the GPU's thread.
-            if on("memory"):
-                MACHINE.due.append(lambda key=self._key: _spoil(key, chunk))
-            else:
-                with _lock:
-                    _free[self._key].append(chunk)
+            MACHINE.due.append(lambda key=self._key: _spoil(key, chunk))
 
     __del__ = free
 
@@ -143,9 +137,9 @@ class Adopted:
 
     def __del__(self):
         if hasattr(self, "_chunk"):
-            # The chunk keeps the memory until then.
+            # The chunk keeps the memory for the work under way, until then.
             self._chunk.host, self._chunk.live = self._host, False
-            MACHINE.due.append(self._chunk.forget)
+            MACHINE.due.append(lambda chunk=self._chunk: MACHINE.after_all(chunk.forget))
 
 
 def adopted(host, device):
@@ -154,13 +148,13 @@ def adopted(host, device):
 
 
 def _spoil(key, chunk):
-    """Return freed memory to the pool, overwritten in the order of its stream as by the next owner.
+    """Return freed memory to the pool, by the rule `memory` overwritten in its stream's order as by the next owner.
 
     A missing synchronization then shows as garbage. For a destroyed stream, a new stream with the same handle, if any,
     overwrites the memory, without order after the old stream.
     """
     queue = _queue(key)
-    if queue is not None and MACHINE.fault is None:
+    if queue is not None and MACHINE.fault is None and on("memory"):
         chunk.spoiler = queue
         MACHINE.put(queue, lambda: _overwritten(chunk, queue))
     with _lock:
@@ -238,10 +232,14 @@ class MemoryPointer:
         return self + -offset
 
 
+def _ptr(stream=None):
+    from .cuda import get_current_stream
+    return (get_current_stream() if stream is None else stream).ptr
+
+
 def _of(stream):
     """Return the queue of a stream, by default the current one."""
-    from .cuda import get_current_stream
-    return MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
+    return MACHINE.queue(_ptr(stream))
 
 
 def copied(queue, dst, src, size):
@@ -330,8 +328,7 @@ class MemoryPool:
 
     def _chunks(self):
         MACHINE.settle()
-        with _lock:
-            return [chunk for chunk in _chunks if (chunk.pool or _pool) is self]
+        return [chunk for chunk in [*_chunks] if (chunk.pool or _pool) is self]
 
     def used_bytes(self):
         return sum(chunk.nbytes for chunk in self._chunks() if chunk.live)
@@ -344,17 +341,16 @@ class MemoryPool:
 
     def n_free_blocks(self):
         MACHINE.settle()
-        with _lock:
-            return sum(len(chunks) for key, chunks in [*_free.items()] if key[3] is self)
+        return sum(len(chunks) for key, chunks in [*_free.items()] if key[3] is self)
 
     def free_all_blocks(self, stream=None):
         MACHINE.settle()
-        with _lock:
-            for key, chunks in [*_free.items()]:
-                if key[3] is self and (stream is None or key[1] == stream.ptr):
-                    for chunk in chunks:
-                        chunk.forget()
-                    chunks.clear()
+        for key, chunks in [*_free.items()]:
+            while chunks and key[3] is self and (stream is None or key[1] == stream.ptr):
+                with contextlib.suppress(IndexError):  # another thread was first
+                    chunk = chunks.pop()
+                    chunk.forget()
+                    MACHINE.after_all(lambda kept=chunk: None)  # the work under way may use the memory
 
     def set_limit(self, size=None, fraction=None):
         if (size or 0) < 0 or not 0 <= (fraction or 0) <= 1:
