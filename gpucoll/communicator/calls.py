@@ -260,11 +260,11 @@ def same_call(core: Core, known: KnownCall, stream: Any, x: Any, out: Any) -> Ca
     It looks nothing up: arrays, stream and device are compared with those of the call before. It returns the result;
     or NotImplemented, with nothing done, if anything has changed.
     """
-    device: Any = core.gpus[known.call.request.device].device
+    gpu = core.gpus[known.call.request.device]
     owners = weakref.ref(x), (lambda: None) if out is None else weakref.ref(out)
     (same_x, same_out), life, has_ended = owners, core.life, core.link.has_ended
-    current, is_open, at_once = device.current_stream, device.is_open, core.waits.at_once
-    enqueue, name = core.gpus[known.call.request.device].order.enqueue, known.call.request.collective
+    current, is_open, at_once = gpu.device.current_stream, gpu.device.is_open, core.waits.at_once
+    enqueue, name = gpu.order.enqueue, known.call.request.collective
 
     def repeat(x: Any, out: Any) -> Any:
         if same_x() is not x or same_out() is not out or current() is not stream or life.is_forked \

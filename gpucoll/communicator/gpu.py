@@ -116,8 +116,8 @@ class Gpu:
         """Return symmetric memory out of reach of other ranks' kernels."""
         from gpucoll.executors.peer.ipc import CudaSlab, StreamUses
 
-        device: Any = self.device
-        return Heap(ranks, functools.partial(CudaSlab, device), device.array_on, StreamUses(device, self.order))
+        make = functools.partial(CudaSlab, self.device)
+        return Heap(ranks, make, self.device.array_on, StreamUses(self.device, self.order))
 
     @functools.cached_property
     def side_stream(self) -> Stream:

@@ -80,20 +80,18 @@ def _same_ordinal(link: Transport, ordinal: int) -> Operation:
 def _threads_meet(link: Transport, waits: Progress, gpu: Gpu) -> None:
     from gpucoll.device.local import LocalTransport
 
-    device: Any = gpu.device
-    waits.run(_same_ordinal(link, device.ordinal), FIRST)
-    gpu.add(LocalTransport(link.wire, TAGS, device))
+    waits.run(_same_ordinal(link, gpu.device.ordinal), FIRST)
+    gpu.add(LocalTransport(link.wire, TAGS, gpu.device))
 
 
 def _processes_meet(link: Transport, waits: Progress, settings: Mapping[str, Any], gpu: Gpu) -> None:
-    device: Any = gpu.device
     # Before the meeting: a GPU that fails here fails on this rank alone.
-    mine = gpus.describe_gpu(device.ordinal)
+    mine = gpus.describe_gpu(gpu.device.ordinal)
     claimed, one = bootstrap.meet(link.mpi, waits.timeout, lambda: (
         gpus.claim_gpu(link.mpi, mine), gpus.nccl_id(link.mpi)), waits)
     from gpucoll.device.nccl import joined
 
-    transport = joined(link.place.rank, link.place.size, one, device, waits, settings)
+    transport = joined(link.place.rank, link.place.size, one, gpu.device, waits, settings)
     # All ranks must choose alike: the oldest GPU decides on NCCL's float8.
     _on_nccl(gpu, transport, min(one.capability for one in claimed), settings)
 

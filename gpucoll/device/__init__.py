@@ -12,22 +12,19 @@
     packages    CuPy and the libraries of CUDA, or what stands in for them
     messages    receives on the host, with the length and dtype of a message
 
-`Device`, `Stream` and `Event` follow CuPy. Work is enqueued on a stream, and the host does not wait for it.
+`Stream` and `Event` follow CuPy. Work is enqueued on a stream, and the host does not wait for it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
-
-import numpy
 
 from gpucoll.errors import BackendError
 
 if TYPE_CHECKING:
-    from gpucoll.device.launch import Kernels
+    from gpucoll.device.cuda import CudaDevice
 
 Waiting: TypeAlias = Iterator[Callable[[], bool]]  # an operation of `gpucoll.progress.waits`, yielding predicates
 
@@ -37,6 +34,7 @@ Waiting: TypeAlias = Iterator[Callable[[], bool]]  # an operation of `gpucoll.pr
 Stream: TypeAlias = Any
 Event: TypeAlias = Any
 Graph: TypeAlias = Any
+Device: TypeAlias = "CudaDevice"  # by a name that needs no CuPy
 
 SOURCE_NAME = "kernels.cu"  # file name in the compilers' messages, since the sources are passed as text
 # NVRTC: `reduce.cu(12): error: ...`; g++: `reduce.cu:12:7: error: ...`; assemblers and linkers often name no line.
@@ -72,93 +70,6 @@ class CompileError(BackendError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (*super().__reduce__(), {"line": self.line, "row": self.row})
-
-
-class Device(Protocol):
-    """A GPU as used by one communicator: `gpucoll.device.cuda`, or a device of another name for NumPy arrays."""
-
-    name: str  # "cuda", or "emulated" for NumPy arrays
-    asynchronous: bool = False  # whether enqueued work continues after the enqueuing call has returned
-    kernels: Kernels
-    most_threads: int  # threads in a block, at most
-    warp: int  # threads that execute together
-    # Ranks without direct access to each other's arrays copy an array through shared memory, in sections of so many
-    # bytes.
-    staging: int = 1 << 22
-    # A context making the device current in the calling thread; at exit the former device is current again.
-    current: AbstractContextManager[object]
-    # Like `current`; in addition, calls of the thread do not invalidate captures of other threads.
-    relaxed: AbstractContextManager[object] = nullcontext()
-
-    linked_gpu: tuple[int, int] = (0, 0)  # the GPU as a pair for `moves_rows`
-
-    def channels(self, ranks: int) -> int:
-        """Return the number of blocks per rank that run at the same time if `ranks` ranks share this device."""
-
-    def moves_rows(self, gpus: Sequence[tuple[int, int]]) -> bool:
-        """Return whether ranks on `gpus` may use packets of 128 bytes; see `nvlink.moves_rows`."""
-        return True
-
-    def owns(self, array: Any) -> str | None:
-        """Return None for an array in this device's memory, else the location of the array, as text."""
-
-    def stream(self, given: Any) -> Stream:
-        """Return the stream of a call: `given`, or the current stream if `given` is None."""
-
-    def lasts(self, stream: Any) -> bool:
-        """Return whether `stream` exists as long as the Python object; another library may destroy foreign streams."""
-        return True
-
-    def is_current(self, stream: Any) -> bool:
-        """Return whether `stream` is the calling thread's current stream, so that freed memory is reused in its order.
-        """
-        return True
-
-    def within(self, stream: Any) -> AbstractContextManager[object]:
-        """Return a context with this device and `stream` as the current device and stream of the calling thread."""
-        return self.current
-
-    def is_open(self, stream: Any) -> bool:
-        """Return whether work may be enqueued on `stream` at once: the device is current, and no capture is active."""
-        return False
-
-    def is_blocking(self, stream: Any) -> bool:
-        """Return whether `stream` and the null stream wait for each other."""
-        return False
-
-    def new_stream(self) -> Stream:
-        """Return a new stream independent of all other streams."""
-
-    def new_event(self, *, timed: bool = False) -> Event:
-        """Return a new event; `nanoseconds` needs `timed` events, which are slower."""
-
-    def nanoseconds(self, first: Event, last: Event) -> int:
-        """Return the time from one completed event to another; 0 on a device that is not asynchronous."""
-        return 0
-
-    def mark(self, stream: Any) -> Event:
-        """Return an event that completes with all work enqueued on `stream` so far."""
-        event = self.new_event()
-        event.record(stream)
-        return event
-
-    def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: Any) -> Any:
-        """Return a new array for use on `stream`."""
-
-    def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
-        """Set every element of `row` to the single element of `value`, of the same width in bytes."""
-
-    def fill_with_nan(self, places: Iterable[tuple[int, int]]) -> None:
-        """Set all bits of the memory `places`, pairs of address and bytes: NaN in every floating-point format.
-
-        Kernels waiting on other streams do not delay the call. A device that is not asynchronous does nothing: the host
-        waits for every call, so no incomplete result is ever returned.
-        """
-        return
-
-    def settle(self, stream: Any) -> Waiting:
-        """Wait until the host may read the results of `stream`; on a GPU do nothing, since streams order all work."""
-        return iter(())
 
 
 NO_CAPTURE = "ranks that are threads meet on the host in every call, and no CUDA graph holds that"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from gpucoll.device import Device, driver, nvlink
+from gpucoll.device import Waiting, driver, nvlink
 from gpucoll.device.gpus import describe_gpu
 from gpucoll.device.launch import Kernels, Launch
 from gpucoll.device.nvrtc import compile_cubin, recipe
@@ -30,14 +30,20 @@ _loading = threading.Lock()
 _functions: dict[tuple[int, str, str], Any] = {}
 
 
-class CudaDevice(Device):
-    """The GPU `ordinal` of this process."""
+class CudaDevice:
+    """The GPU `ordinal` of this process, as used by one communicator.
+
+    The emulation has a subclass for NumPy arrays, with another name: the host waits for each call, so this device is
+    not `asynchronous`.
+    """
 
     name = "cuda"
-    most_threads = 512  # the bound compiled into the kernels
+    most_threads = 512  # of a block: the bound compiled into the kernels
     warp = 32
+    # Ranks without direct access to each other's arrays copy an array through shared memory, in sections of so many
+    # bytes.
     staging = 1 << 24
-    asynchronous = True
+    asynchronous = True  # whether enqueued work continues after the enqueuing call has returned
 
     def __init__(self, ordinal: int) -> None:
         device = cupy.cuda.Device(ordinal)
@@ -50,24 +56,28 @@ class CudaDevice(Device):
         self.current_stream = functools.partial(cupy.cuda.get_current_stream, ordinal)
 
     def channels(self, ranks: int) -> int:
+        """Return the number of blocks per rank that run at the same time if `ranks` ranks share this device."""
         return max(1, min(MOST_CHANNELS, self._processors // ranks))
 
     @functools.cached_property
-    def linked_gpu(self) -> tuple[int, int]:  # type: ignore[override]
+    def linked_gpu(self) -> tuple[int, int]:
+        """The GPU as a pair for `moves_rows`."""
         gpu = describe_gpu(self.ordinal)
         return nvlink.numbered(gpu.pci), gpu.capability
 
     def moves_rows(self, gpus: Sequence[tuple[int, int]]) -> bool:
+        """Return whether ranks on `gpus` may use packets of 128 bytes; see `nvlink.moves_rows`."""
         return nvlink.moves_rows(gpus)
 
     def owns(self, array: Any) -> str | None:
+        """Return None for an array in this device's memory, else the location of the array, as text."""
         if not isinstance(array, cupy.ndarray):
             return "on the host"
         other = array.device.id
         return None if other == self.ordinal else f"on GPU {other}"
 
     def stream(self, given: Any) -> Any:
-        """Return the stream of a call; see `as_stream`.
+        """Return the stream of a call: `given`, see `as_stream`, or the current stream if `given` is None.
 
         The handle of the null stream means the null stream of the current device, in a call this GPU.
         """
@@ -94,12 +104,16 @@ class CudaDevice(Device):
                              code="GC-STREAM") from error
 
     def is_current(self, stream: Any) -> bool:
+        """Return whether `stream` is the calling thread's current stream, so that freed memory is reused in its order.
+        """
         return bool(cupy.cuda.get_current_stream(self.ordinal) == stream)
 
     def within(self, stream: Any) -> CurrentStream:
+        """Return a context with this device and `stream` as the current device and stream of the calling thread."""
         return CurrentStream(self.current, stream)
 
     def is_open(self, stream: Any) -> bool:
+        """Return whether work may be enqueued on `stream` at once: the device is current, and no capture is active."""
         return cupy.cuda.runtime.getDevice() == self.ordinal and not stream.is_capturing()
 
     def is_blocking(self, stream: Any) -> bool:
@@ -112,20 +126,33 @@ class CudaDevice(Device):
             return not runtime.streamGetFlags(stream.ptr) & runtime.streamNonBlocking
 
     def lasts(self, stream: Any) -> bool:
-        """Return whether `stream` was created by CuPy or is the null stream."""
+        """Return whether `stream` was created by CuPy or is the null stream, and so exists as long as the object."""
         # CuPy knows the device of its own streams only; other streams have a negative `device_id`.
         return isinstance(stream, cupy.cuda.Stream) and (stream.device_id >= 0 or stream.ptr in NULL_STREAM)
 
     def new_stream(self) -> Any:
+        """Return a new stream independent of all other streams."""
         with self.current:
             return cupy.cuda.Stream(non_blocking=True)
 
     def new_event(self, *, timed: bool = False) -> Any:
+        """Return a new event; `nanoseconds` needs `timed` events, which are slower."""
         with self.current:
             return CudaEvent(disable_timing=not timed)
 
     def nanoseconds(self, first: Any, last: Any) -> int:
+        """Return the time from one completed event to another."""
         return round(1e6 * cupy.cuda.get_elapsed_time(first, last))
+
+    def mark(self, stream: Any) -> Any:
+        """Return an event that completes with all work enqueued on `stream` so far."""
+        event = self.new_event()
+        event.record(stream)
+        return event
+
+    def settle(self, stream: Any) -> Waiting:
+        """Wait until the host may read the results of `stream`; on a GPU do nothing, since streams order all work."""
+        return iter(())
 
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: Any) -> Any:
         """Return a new array from CuPy's memory pool; the pool reuses freed memory in the order of `stream`."""
@@ -138,6 +165,7 @@ class CudaDevice(Device):
         return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
+        """Set every element of `row` to the single element of `value`, of the same width in bytes."""
         with self.within(stream):
             # Real numbers are filled as integers of the same width, because CuPy lacks some of gpucoll's dtypes.
             if value.dtype.kind == "c":
@@ -146,11 +174,12 @@ class CudaDevice(Device):
                 row.view(f"u{value.itemsize}").fill(value.view(f"u{value.itemsize}")[0])
 
     def fill_with_nan(self, places: Iterable[tuple[int, int]]) -> None:
-        """Set all bits of the memory `places`, pairs of address and bytes, by CUDA's memset; wait at most a second.
+        """Set all bits of the memory `places`, pairs of address and bytes: NaN in every floating-point format.
 
-        No kernel is used, because loading a kernel may wait for all running kernels. A stream may share a hardware
-        queue with a stream blocked by the failed call, so a stream is used that completes work now. The wait is
-        bounded, because all queues may be blocked.
+        Kernels waiting on other streams do not delay this work of CUDA's memset. No kernel is used, because loading a
+        kernel may wait for all running kernels. A stream may share a hardware queue with a stream blocked by the failed
+        call, so a stream is used that completes work now. The wait is at most a second, because all queues may be
+        blocked.
         """
         memset = cupy.cuda.runtime.memsetAsync
         with self.current:
