@@ -121,7 +121,7 @@ class PeerExecutor(Executor):
 
     def check(self) -> None:
         """Raise CollectiveTimeout if a kernel has given up waiting for another rank."""
-        control = self._handshake.memory.control
+        control = self._handshake.control
         if control["where"]:
             what, peer = WAITS[int(control["where"])], int(control["peer"])
             raise CollectiveTimeout(f"a kernel waited {self._timeout:g} s for a {what} from rank {peer}; is every rank "
@@ -130,7 +130,7 @@ class PeerExecutor(Executor):
 
     def abort(self) -> None:
         """End every wait of this rank's kernels, without the other ranks."""
-        self._handshake.memory.control["aborted"] = 1
+        self._handshake.control["aborted"] = 1
         self._handshake.leave()
 
     def close(self) -> None:

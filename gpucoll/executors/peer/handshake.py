@@ -12,10 +12,9 @@ from gpucoll.arrays import address
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device import Device, Event
-from gpucoll.device.peer import MOST_RANKS, Multicast, PeerHeap, Room
+from gpucoll.device.peer import CONTROL, MOST_RANKS, Multicast, PeerHeap, Room
 from gpucoll.device.sources import reducing
 from gpucoll.errors import UsageError
-from gpucoll.executors.peer.memory import PeerMemory
 from gpucoll.executors.peer.sharing import GpuSeat, place_of
 from gpucoll.progress.operations import Pending
 from gpucoll.progress.waits import Progress
@@ -37,7 +36,8 @@ class Handshake:
         self._open, self._between_processes = False, link.mpi is not None
         self._seat: GpuSeat | None = None  # of this communicator on the GPU
         self._is_busy = False  # whether another communicator has a place that this one needs
-        self.memory = PeerMemory()
+        self.memory: Any = None  # a `PeerMemory`, once this rank has one
+        self.control = numpy.zeros((), CONTROL)  # written by a kernel that gives up; the host may write at any time
         self.room = Room(link.place.size)
         self.on_one_gpu = False  # whether ranks, threads or processes, share a GPU: kernels of one wait for the other's
         self.moves_rows = False  # whether the ranks may use packets of 128 bytes
@@ -68,11 +68,13 @@ class Handshake:
         """Release all memory; idempotent. A collective call between processes; threads map no other rank's memory."""
         if self._open:
             self._open = False
-            self.memory.close()
+            if self.memory is not None:
+                self.memory.close()
             if self._between_processes:
                 # CUDA memory must not be freed while mapped elsewhere: wait until all ranks have unmapped the slabs.
                 self._waits.run(self._exchange([]), "peer memory")
-            self.memory.free()
+            if self.memory is not None:
+                self.memory.free()
             self.leave()
 
     def leave(self) -> None:
@@ -99,7 +101,7 @@ class Handshake:
         exported: list[int] = []
         try:
             self.memory = _memory(self._device, self.room.offsets["end"])
-            exported = self.memory.export(self.memory.slab)
+            self.control, exported = self.memory.control, self.memory.export(self.memory.slab)
         except OSError as error:
             self.unavailable_reason = f"there is no memory that ranks could share: {error}"
         everybody = yield from self._exchange([bool(exported), *exported])
@@ -107,8 +109,7 @@ class Handshake:
         if reached:
             try:
                 slabs = [self.memory.reach(row[1:]) for row in everybody]
-                control = self.memory.control.ctypes.data
-                self.heap = PeerHeap(self.room, self._place.rank, slabs, control, self._waits.timeout)
+                self.heap = PeerHeap(self.room, self._place.rank, slabs, self.control.ctypes.data, self._waits.timeout)
             except OSError as error:
                 reached, self.unavailable_reason = False, f"this rank cannot reach the memory of another one: {error}"
         moves_rows = self._device.moves_rows([(row[1], row[2]) for row in proposed])
@@ -128,7 +129,7 @@ class Handshake:
                     "although it opens; an IOMMU or ACS between their GPUs is the usual reason")
         # Ranks sharing a GPU have no common multicast memory.
         if self.unavailable_reason is None and self._place.size > 1 and not self.on_one_gpu:
-            self.multicast = yield from self._switch(slabs)
+            self.multicast = yield from self._switch()
         self._open = True
 
     def _lost(self, slabs: Sequence[int]) -> Generator[Pending, None, list[bool]]:
@@ -157,12 +158,12 @@ class Handshake:
         return [bool((found[0, other] != mine[other]).any() or (found[1, other] != theirs[other]).any())
                 for other in range(size)]
 
-    def _switch(self, slabs: Sequence[int]) -> Generator[Pending, None, Multicast | None]:
+    def _switch(self) -> Generator[Pending, None, Multicast | None]:
         """Return multicast memory that has reduced integers and narrow floats rightly on all ranks; None without.
 
         A wrong sum of a sample means that the switch is not used.
         """
-        found = yield from self.memory.multicast(self._place.rank, slabs, self.room, self._exchange)
+        found = yield from self.memory.multicast(self._place.rank, self.room, self._exchange)
         for name in ("int64", "float16") if found is not None else ():
             samples = [(_pattern(rank, rank) % 64).astype(name) for rank in range(self._place.size)]
             right = yield from self._reduces(name, samples, found)
@@ -203,8 +204,8 @@ def _until_done(event: Event) -> Iterator[Pending]:
         yield lambda: event.done
 
 
-def _memory(device: Any, nbytes: int) -> PeerMemory:
+def _memory(device: Device, nbytes: int) -> Any:
     """Return a slab of `nbytes` zeros on `device`; raise OSError if there is no memory."""
-    from gpucoll.executors.peer.ipc import IpcMemory
+    from gpucoll.executors.peer.ipc import PeerMemory
 
-    return IpcMemory(device, nbytes)
+    return PeerMemory(device, nbytes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import secrets
 import struct
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -12,19 +14,22 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array
-from gpucoll.arrays.segments import Block
+from gpucoll.arrays.segments import Block, Slab
 from gpucoll.device.cuda import CudaDevice, CudaEvent, RelaxedCapture
 from gpucoll.device.packages import cupy
 from gpucoll.device.peer import CONTROL, Multicast, Room
 from gpucoll.device.streams import StreamOrder
 from gpucoll.errors import BackendError
-from gpucoll.executors.peer.memory import Exchange, PeerMemory
+from gpucoll.executors.peer.memory import Exchange
 from gpucoll.executors.peer.multicast import MulticastMemory
 from gpucoll.progress.operations import Pending
 
 WORDS = 8  # 64-bit words of a CUDA IPC handle
 _HANDLE = struct.Struct(f"={WORDS}q")
 _SERIALS = itertools.count(1)
+# With the process number, identifies this process: containers may repeat process numbers, a fork repeats this number.
+PROCESS = secrets.randbits(62)
+_slabs: weakref.WeakValueDictionary[int, Slab] = weakref.WeakValueDictionary()  # of this process, by address
 
 
 class CudaSlab:
@@ -86,14 +91,14 @@ def _free(device: CudaDevice, pointer: int, free: Callable[[int], object]) -> No
         free(pointer)
 
 
-class IpcMemory(PeerMemory):
-    """The peer memory of a GPU."""
+class PeerMemory:
+    """A rank's slab, and access to the others' slabs; `control` is a record written by a kernel that gives up."""
 
     def __init__(self, device: CudaDevice, nbytes: int) -> None:
-        super().__init__()
         self._device = device
         self.slab = self.new_slab(nbytes)
         self._opened: list[int] = []
+        self._pointed_to: list[Slab] = []
         self._multicast: MulticastMemory | None = None
         self._uploads = device.new_stream()  # one stream, so that uploads reuse memory of CuPy's pool
         # The host must be able to set `aborted` while a kernel runs: so the record is in pinned host memory.
@@ -103,45 +108,62 @@ class IpcMemory(PeerMemory):
         self.control[...] = numpy.zeros((), CONTROL)
 
     def new_slab(self, nbytes: int) -> CudaSlab:
+        """Return another slab of zeros; raise OSError if there is no memory."""
         return CudaSlab(self._device, nbytes)
 
     def array(self, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
+        """Return an array on a block of a slab."""
         return self._device.array_on(block, shape, dtype)
 
     def uses(self, order: StreamOrder) -> StreamUses | None:
+        """Return the work on arrays in slabs, with the calls in `order`; None if no work is left after a call."""
         return StreamUses(self._device, order) if self._device.asynchronous else None
 
-    def _handle(self, slab: CudaSlab) -> Sequence[int]:
+    def export(self, slab: CudaSlab) -> list[int]:
+        """Return the words that `reach` needs on another rank; raise OSError if the system forbids access."""
+        _slabs[slab.start] = slab
         with _as_os_error():
-            return _HANDLE.unpack(cupy.cuda.runtime.ipcGetMemHandle(slab.start))
+            return [PROCESS, os.getpid(), slab.start, *_HANDLE.unpack(cupy.cuda.runtime.ipcGetMemHandle(slab.start))]
 
-    def _map(self, process: int, handle: Sequence[int]) -> int:
+    def reach(self, exported: Sequence[int]) -> int:
+        """Return the address of another rank's slab, given the result of `export`; raise OSError if out of reach."""
+        process, number, start, *handle = exported
+        # A rank of this process: a thread. CUDA does not open a handle in the process of its origin; the address is
+        # valid as it is. Keep a reference, since the other rank may release its slab sooner.
+        if (process, number) == (PROCESS, os.getpid()):
+            self._pointed_to.append(_slabs[start])
+            return start
         with self._device.current, _as_os_error():
             self._opened.append(cupy.cuda.runtime.ipcOpenMemHandle(_HANDLE.pack(*handle[:WORDS])))
         return self._opened[-1]
 
-    def multicast(self, rank: int, slabs: Sequence[int], room: Room,
-                  exchange: Exchange) -> Generator[Pending, None, Multicast | None]:
+    def multicast(self, rank: int, room: Room, exchange: Exchange) -> Generator[Pending, None, Multicast | None]:
+        """Return memory reduced and written for all ranks by one access; None if some rank has none. A collective call.
+        """
         self._multicast = MulticastMemory(self._device, rank, room.ranks, 2 * room.staging)
         return (yield from self._multicast.join(exchange))
 
     def drop_multicast(self) -> None:
+        """Give up the memory of `multicast`, on all ranks, after a meeting of all ranks."""
         assert self._multicast is not None
         self._multicast.release()
 
     def upload(self, row: Array) -> Any:
+        """Return a copy of the bytes in memory readable by kernels."""
         with self._device.current, self._uploads:
             there = cupy.asarray(row)
             self._uploads.synchronize()
         return there
 
     def download(self, row: Any) -> Array:
+        """Return the bytes in memory readable by the host; no enqueued kernel may still write them."""
         with self._device.current, self._uploads:
             found: Array = cupy.asnumpy(row)
         return found
 
     def close(self) -> None:
-        super().close()
+        """Unmap the others' slabs; before any slab is freed."""
+        self._pointed_to.clear()
         if self._multicast is not None:
             self._multicast.close()
         with self._device.current:
@@ -150,6 +172,7 @@ class IpcMemory(PeerMemory):
         self._opened.clear()
 
     def free(self) -> None:
+        """Free the slab, once no other rank maps the slab."""
         if self._multicast is not None:
             self._multicast.free()
         self.slab.free()

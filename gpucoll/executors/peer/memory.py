@@ -1,100 +1,23 @@
-"""Memory read and written by the kernels of all ranks of a node: slabs, access to other ranks' slabs, arrays on slabs.
-
-`ipc` has a GPU's slabs.
+"""Arrays at the same place in memory of all ranks of a node, which the kernels of all ranks read; `ipc` has the memory.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import weakref
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy
-
-from gpucoll.arrays import Array
-from gpucoll.arrays.segments import Block, Heap, Slab, Uses
-from gpucoll.device.peer import CONTROL, NOWHERE, Multicast, Places, Room
+from gpucoll.arrays.segments import Heap, Slab
+from gpucoll.device.peer import NOWHERE, Places
 from gpucoll.device.streams import StreamOrder
 from gpucoll.progress.operations import Pending
+
+if TYPE_CHECKING:
+    from gpucoll.executors.peer.ipc import PeerMemory
 
 # Exchange words: return the words of every rank, in rank order.
 Exchange: TypeAlias = Callable[[Sequence[int]], Generator[Pending, None, list[list[int]]]]
 
-# With the process number, identifies this process: containers may repeat process numbers, a fork repeats this number.
-PROCESS = secrets.randbits(62)
 _OFFSETS = 48  # bits of a mark for the offset in a slab; the slab's number is above
-_slabs: weakref.WeakValueDictionary[int, Slab] = weakref.WeakValueDictionary()  # of this process, by address
-
-
-class PeerMemory:
-    """A rank's slab, and access to the others' slabs; `control` is a record written by a kernel that gives up.
-
-    This base class is the memory of a rank that shares none.
-    """
-
-    slab: Any
-
-    def __init__(self) -> None:
-        self.control: Array = numpy.zeros((), CONTROL)  # writable by the host at any time
-        self._pointed_to: list[Slab] = []
-
-    def new_slab(self, nbytes: int) -> Any:
-        """Return another slab of zeros; raise OSError if there is no memory."""
-
-    def array(self, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
-        """Return an array on a block of a slab."""
-
-    def uses(self, order: StreamOrder) -> Uses:
-        """Return the work on arrays in slabs, with the calls in `order`; None if no work is left after a call."""
-        return None
-
-    def upload(self, row: Array) -> Any:
-        """Return a copy of the bytes in memory readable by kernels."""
-        return row
-
-    def download(self, row: Any) -> Array:
-        """Return the bytes in memory readable by the host; no enqueued kernel may still write them."""
-        return numpy.asarray(row)
-
-    def export(self, slab: Any) -> list[int]:
-        """Return the words that `reach` needs on another rank; raise OSError if the system forbids access."""
-        _slabs[slab.start] = slab
-        return [PROCESS, os.getpid(), slab.start, *self._handle(slab)]
-
-    def reach(self, exported: Sequence[int]) -> int:
-        """Return the address of another rank's slab, given the result of `export`; raise OSError if out of reach."""
-        process, number, start, *handle = exported
-        # A rank of this process: a thread. CUDA does not open a handle in the process of its origin; the address is
-        # valid as it is. Keep a reference, since the other rank may release its slab sooner.
-        if (process, number) == (PROCESS, os.getpid()):
-            self._pointed_to.append(_slabs[start])
-            return start
-        return self._map(number, handle)
-
-    def _handle(self, slab: Any) -> Sequence[int]:
-        return ()
-
-    def _map(self, process: int, handle: Sequence[int]) -> int:
-        raise OSError("no such memory exists")
-
-    def multicast(self, rank: int, slabs: Sequence[int], room: Room,
-                  exchange: Exchange) -> Generator[Pending, None, Multicast | None]:
-        """Return memory reduced and written for all ranks by one access; None if some rank has none. A collective call.
-        """
-        return None
-        yield from ()
-
-    def drop_multicast(self) -> None:
-        """Give up the memory of `multicast`, on all ranks, after a meeting of all ranks."""
-
-    def close(self) -> None:
-        """Unmap the others' slabs; before any slab is freed."""
-        self._pointed_to.clear()
-
-    def free(self) -> None:
-        """Free the slab, once no other rank maps the slab."""
 
 
 class SymmetricMemory:
