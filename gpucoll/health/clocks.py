@@ -1,22 +1,21 @@
-"""The clocks of several hosts: by how much this process' clock differs from the clock of rank 0, by exchanged stamps.
+"""The clocks of several hosts: by how much this process' clock differs from the clock of rank 0, by exchanged times.
 
-A rank asks rank 0 for the time. Rank 0 answers between the question's departure and the answer's arrival, so the middle
-of both is wrong by at most half the time in between. Of several questions the shortest counts. Source: F. Cristian,
-"Probabilistic clock synchronization", 1989.
+A rank and rank 0 exchange their times again and again. Rank 0 reads a time between the departure of one message of the
+rank and the arrival of the next message there, so the middle of both is wrong by at most half the time in between. The
+shortest counts. Source: F. Cristian, "Probabilistic clock synchronization", 1989.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy
+from gpucoll.progress.operations import Operation
+from gpucoll.transport.control import exchange
 
-from gpucoll.progress.operations import Operation, keep_for_ever
-from gpucoll.transport.tags import BYTES, Tag
-
-QUESTIONS = 10
+EXCHANGES = 11
 
 
 class ClockOffset(NamedTuple):
@@ -47,46 +46,27 @@ def align(link: Any, run: Callable[[Operation, str], None]) -> ClockOffset:
     # A store gathers plain lists.
     known = [offset and ClockOffset(*offset) for offset in mpi.allgather(_own)]
     if not all(known):
-        # Without an offset of rank 0 all hosts begin anew, relative to rank 0. The first rank of each host asks for all
-        # its ranks.
+        # Without an offset of rank 0 all hosts begin anew, relative to rank 0. The first rank of each host measures for
+        # all its ranks, one host after the other.
         origin, first = known[0] or ONE_CLOCK, nodes.index(nodes[rank])
         found = [origin]
-        if rank == 0:
-            run(_answers(wire, sorted({nodes.index(node) for node in nodes} - {0}), origin.nanoseconds), "clocks")
-        elif rank == first:
-            run(_questions(wire, found), "clocks")
+        for other in sorted({*map(nodes.index, nodes)} - {0}):
+            if rank in (0, other):
+                run(_compared(wire, rank, other, 0 if rank else origin.nanoseconds, found), "clocks")
         measured = ClockOffset(*mpi.allgather(found[0])[first])
         _own = measured._replace(error=measured.error + origin.error) if first else origin
     return _own or ONE_CLOCK
 
 
-def _answers(wire: Any, ranks: Sequence[int], offset: int) -> Operation:
-    stamp = numpy.zeros(1, numpy.int64)
-    for rank in ranks:
-        for _ in range(QUESTIONS):
-            yield from _moved(wire.Irecv, stamp, rank)
-            stamp[0] = now() + offset
-            yield from _moved(wire.Isend, stamp, rank)
-
-
-def _questions(wire: Any, found: list[ClockOffset]) -> Operation:
-    """Ask rank 0; put the offset by the shortest question into `found`."""
-    stamp = numpy.zeros(1, numpy.int64)
-    offsets = []
-    for _ in range(QUESTIONS):
+def _compared(wire: Any, rank: int, other: int, offset: int, found: list[ClockOffset]) -> Operation:
+    """Exchange times between rank 0, whose clock has this `offset`, and another; put the other rank's into `found`."""
+    times = []
+    for _ in range(EXCHANGES):
         before = now()
-        yield from _moved(wire.Isend, stamp, 0)
-        yield from _moved(wire.Irecv, stamp, 0)
-        after = now()
-        offsets.append(ClockOffset(int(stamp[0]) - (before + after) // 2, (after - before + 1) // 2))
-    found[0] = min(offsets, key=lambda one: one.error)
-
-
-def _moved(move: Callable[[Any, int, int], Any], stamp: numpy.ndarray, rank: int) -> Operation:
-    request = move([stamp.view(numpy.uint8), BYTES], rank, Tag.HANDSHAKE)
-    try:
-        while not request.Test():
-            yield request.Test
-    except BaseException:
-        keep_for_ever((stamp, request))  # MPI may still read or write the stamp
-        raise
+        (there, *_), _ = yield from exchange(wire, rank, (0, other), [before + offset])
+        times.append((before, there, now()))
+    # Rank 0 sends a time once the message before has come: after the departure of that one here.
+    offsets = [ClockOffset(there - (before + after) // 2, (after - before + 1) // 2)
+               for (before, *_), (_, there, after) in itertools.pairwise(times)]
+    if rank:
+        found[0] = min(offsets, key=lambda one: one.error)

@@ -70,7 +70,7 @@ def test_a_delay_within_the_error_is_none(records):
 
 def test_a_host_that_joins_later_lets_all_hosts_ask_again():
     """The first rank of each host asks, and its ranks take its answer; a store gathers lists in place of tuples."""
-    known, calls, asked, asking = [[5, 1], [6, 2], None, None], [], [], []
+    known, calls, asked = [[5, 1], [6, 2], None, None], [], []
 
     class Gathering:
         @staticmethod
@@ -78,24 +78,18 @@ def test_a_host_that_joins_later_lets_all_hosts_ask_again():
             calls.append(mine)
             return known if len(calls) == 1 else [[5, 1], [7, 2], [8, 3], list(mine)]
 
-
-    def answers(wire, ranks, offset):
-        asked.append((ranks, offset))
-        yield from ()
-
-    def questions(wire, found):
-        asking.append(found)
+    def compared(wire, rank, other, offset, found):
+        asked.append((rank, other, offset))
         yield from ()
 
     for rank, own, result in ((0, clocks.ClockOffset(5, 1), (5, 1)), (1, clocks.ClockOffset(6, 2), (7, 3)),
                               (3, None, (8, 4))):
         calls.clear()
-        with mock.patch.object(clocks, "_own", own), mock.patch.object(clocks, "_answers", answers), \
-                mock.patch.object(clocks, "_questions", questions):
+        with mock.patch.object(clocks, "_own", own), mock.patch.object(clocks, "_compared", compared):
             place = SimpleNamespace(rank=rank, nodes=(0, 1, 2, 2))
             link = SimpleNamespace(place=place, mpi=Gathering, wire=None)
             assert clocks.align(link, lambda operation, name: [*operation]) == result
-    assert (asked, len(asking)) == ([([1, 2], 5)], 1)
+    assert asked == [(0, 1, 5), (0, 2, 5), (1, 1, 0)]
     known[2:] = [[8, 4], [8, 4]]
     calls.clear()
     with mock.patch.object(clocks, "_own", clocks.ClockOffset(6, 2)):
