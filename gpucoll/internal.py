@@ -1,7 +1,7 @@
 """The one door for the rooms above the core: what they use of the core beside public names.
 
 The functions below work on a communicator; no room above uses a private name of one, and a test checks this. A room
-that imports only public names and this module finds the other names that it needs here too, passed on by `__all__`.
+that imports only public names and this module finds the other names that it needs here too, as this module's imports.
 """
 
 from __future__ import annotations
@@ -61,23 +61,6 @@ from gpucoll.transport.farewell import Farewell
 from gpucoll.transport.mailbox import Mailbox, ThreadMessages
 from gpucoll.tuner import segments
 from gpucoll.verify.symbolic import Proof, SymbolicMemory, Turn, contributions, prove
-
-__all__ = [
-    "COLLECTIVES", "FORMATS", "INSIDE", "MANY", "MOMENTS", "SHORT", "Array", "Call", "CallRequest", "Collective",
-    "Dtype", "End", "Executor", "Farewell", "Flows", "Forest", "Format", "Heap", "Mailbox", "Message", "Metadata",
-    "Operation", "Options", "Pending", "Prediction", "ProbeResult", "Progress", "Proof", "Quantised", "ReadyCall",
-    "Round", "Rounds", "Schedule", "Segment", "Send", "Signature", "Slice", "Space", "SpanningTree", "SymbolicMemory",
-    "ThreadMessages", "Topology", "Transfers", "Turn", "Values", "address", "algorithms", "all_gather_metadata",
-    "are_whole", "as_array", "backwards", "block_shape", "broadcast_metadata", "call_site", "check_alike",
-    "check_apart", "check_input", "check_output", "check_writable", "checked_message", "close_together", "code_of",
-    "code_of_difference", "collective", "combiner", "contributions", "current_stream", "default_transport", "ends",
-    "evaluate", "factors", "find", "finish", "format_of", "gpu_of", "group", "in_order_tree", "is_alike", "is_file",
-    "is_whole", "kernels_of", "link_of", "load", "loaded", "magnitudes", "members_of", "module_of", "named", "names_of",
-    "nearest_code", "numpy_dtype", "on_gpu", "on_host", "op_of", "options", "parsing", "prove", "prove_plans",
-    "refusing", "registry", "replayed_seconds", "row_of", "same_memory", "schedule", "schedules", "segments",
-    "sender_of", "set_device", "set_world", "simulate", "simulate_sizes", "start_together", "toml",
-    "torchrun_variables", "turned", "waits_of", "world", "xml",
-]
 
 
 def world() -> Communicator | None:
@@ -162,9 +145,9 @@ def sender_of(comm: Communicator, tag: int) -> int | None:
     return None if found is None else found.source
 
 
-def checked_message(comm: Communicator, name: str, tag: Any, **ends: Any) -> PointMessage:
+def checked_message(comm: Communicator, name: str, tag: Any, **given: Any) -> PointMessage:
     """Return a message to send or receive, after a check of its arguments."""
-    return comm._points.message(name, tag, **ends)
+    return comm._points.message(name, tag, **given)
 
 
 def start_together(comm: Communicator, messages: Sequence[PointMessage]) -> list[Work]:
