@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gpucoll.algorithms import schedule
 from gpucoll.arrays import Array, address
@@ -32,6 +32,7 @@ from gpucoll.transport.control import exchange
 from gpucoll.tuner import Choice, Tuner
 
 if TYPE_CHECKING:
+    from gpucoll.communicator.gpu import Gpu
     from gpucoll.executors.engine import EngineExecutor
     from gpucoll.executors.native import NativeExecutor
 
@@ -41,16 +42,7 @@ MOST_CONNECTED = 256  # ranks of a job whose processes are all connected from th
 Key = tuple[Any, ...]
 
 
-class Backend(Protocol):
-    """The executors for one kind of memory: the preferred schedule executor first, the native executor last."""
-
-    @property
-    def executors(self) -> tuple[Executor, ...]: ...
-
-    def observed(self, call: Call) -> Call: ...
-
-
-def able(backend: Backend, request: CallRequest, allowed: str | None) -> tuple[str, ...]:
+def able(backend: HostBackend | Gpu, request: CallRequest, allowed: str | None) -> tuple[str, ...]:
     """Return the names of executors able to serve `request`, whose algorithm may be "auto".
 
     `allowed` is the user's choice. Raises ArgumentError if there is no executor. With "auto" the emulated device avoids
@@ -85,7 +77,7 @@ def _refused(request: CallRequest, there: list[Executor], allowed: str | None) -
                          f"{names}, but this communicator has executor={allowed!r}", code="GC-EXECUTOR")
 
 
-def compile_request(backend: Backend, request: CallRequest, tuner: Tuner, place: RankTopology,
+def compile_request(backend: HostBackend | Gpu, request: CallRequest, tuner: Tuner, place: RankTopology,
                     allowed: str | None) -> Call:
     """Choose algorithm and executor for `request`, and return the compiled call.
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.arrays import Cut
 from gpucoll.core.dtypes import Dtype
@@ -102,24 +102,6 @@ WAITS, IN_PLACE = 1, 2
 # calls the function until the result is True, or a function of no arguments that blocks until the call has ended. The
 # engine keeps the blocking function, and calls only that as long as addresses and ways stay the same.
 Called: TypeAlias = Callable[[int, int, int], bool | Callable[[], object]]
-
-
-class Meets(Protocol):
-    """The engine's service to another executor: the ranks of a node compare a call, then the executor makes it."""
-
-    engine: Any
-
-    @property
-    def compares_calls(self) -> bool:
-        """Whether the engine compares the calls of all ranks."""
-
-    def plan_by_calls(self, request: CallRequest, call: Called) -> Any:
-        """Return the engine's plan for a call done by the function `call`."""
-
-    def walk(self, plan: Callable[[], Any], x: Any, out: Any) -> Operation:
-        """Carry out a plan on these arrays."""
-
-
 Launcher: TypeAlias = Callable[[Any], None]  # enqueues a call on the stream
 
 

@@ -21,7 +21,7 @@ from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.core.ops import LOGICAL, Op
 from gpucoll.errors import CollectiveTimeout
-from gpucoll.executors import IN_PLACE, WAITS, Call, CallRequest, Executor, Meets, Refusal
+from gpucoll.executors import IN_PLACE, WAITS, Call, CallRequest, Executor, Refusal
 from gpucoll.progress.operations import Operation, keep_for_ever
 
 # The threads of a process share the datatypes, and each datatype must be made once.
@@ -41,16 +41,17 @@ ON_BOOL = {"sum": "LOR", "max": "LOR", "bor": "LOR", "lor": "LOR", "prod": "LAND
 class NativeExecutor(Executor):
     """An executor of MPI's collectives over `comm`, a communicator used by nothing else.
 
-    If the engine of `node` compares calls, ranks first meet in the engine, and MPI's call follows. The blocking
-    function of MPI is used if on every rank a thread waits for the call: Open MPI's non-blocking collectives take up to
-    four times as long. All ranks are in the call then, so the call ends unless a process stops or dies inside. MPI's
-    collectives cannot be cancelled: at the deadline a watching thread raises CollectiveTimeout, and the job ends. All
-    other calls use MPI's non-blocking functions, and the rank checks its deadline between two tests of the request.
+    If the engine of `node`, an `EngineExecutor`, compares calls, ranks first meet in the engine, and MPI's call
+    follows. The blocking function of MPI is used if on every rank a thread waits for the call: Open MPI's non-blocking
+    collectives take up to four times as long. All ranks are in the call then, so the call ends unless a process stops
+    or dies inside. MPI's collectives cannot be cancelled: at the deadline a watching thread raises CollectiveTimeout,
+    and the job ends. All other calls use MPI's non-blocking functions, and the rank checks its deadline between two
+    tests of the request.
     """
 
     name = "native"
 
-    def __init__(self, comm: MPI.Intracomm, node: Meets | None = None, timeout: float = math.inf) -> None:
+    def __init__(self, comm: MPI.Intracomm, node: Any = None, timeout: float = math.inf) -> None:
         self._comm, self._node = comm, node if node is not None and node.compares_calls else None
         self.on_engine = self._node is not None
         self.watch = BlockingWatch(timeout, self._calling)
@@ -64,7 +65,7 @@ class NativeExecutor(Executor):
         return 0 if engine is None else engine.calling()
 
     @property
-    def shows_calls(self) -> Meets | None:
+    def shows_calls(self) -> Any:
         """The engine's service that shows each rank's call to all others before data is sent, or None."""
         return self._node
 
@@ -128,7 +129,7 @@ class NativeCall(Call):
 
     executor: NativeExecutor
 
-    def __init__(self, executor: NativeExecutor, request: CallRequest, comm: MPI.Intracomm, node: Meets | None) -> None:
+    def __init__(self, executor: NativeExecutor, request: CallRequest, comm: MPI.Intracomm, node: Any) -> None:
         super().__init__(executor, request)
         self._comm, self._node = comm, node
         # MPI leaves the first rank's exscan undefined.

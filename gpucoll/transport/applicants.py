@@ -101,7 +101,7 @@ class Applicants:
         with self._changed:
             return [applicant for applicant in applicants if any(applicant is other for other in self._here)]
 
-    # ---------------------------------------------------------------- called by a hub, see `connections.Receiver`
+    # ---------------------------------------------------------------- called by a hub, `connections.Hub`
 
     def token(self, greeting: Mapping[str, Any]) -> str | None:
         """Return the secret that this applicant must prove; None for an unknown communicator."""

@@ -23,11 +23,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeGuard
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from gpucoll.errors import BackendError
 from gpucoll.version import __version__
+
+if TYPE_CHECKING:
+    from gpucoll.transport.applicants import Applicants
 
 LENGTHS = struct.Struct("!II")  # the lengths of the JSON and of the bytes, in network order
 MOST_JSON, MOST_BYTES = 1 << 16, 1 << 31  # reject longer frames before reading: the lengths may be a stranger's
@@ -175,16 +178,6 @@ def _same(given: object, right: str) -> bool:
     return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), right.encode())
 
 
-class Receiver(Protocol):
-    """Receives the applicants of a hub."""
-
-    def token(self, greeting: Mapping[str, Any]) -> str | None:
-        """Return the secret that an applicant with this greeting must prove; None for an unknown communicator."""
-
-    def receive(self, connection: Connection, greeting: Mapping[str, Any]) -> None:
-        """Keep a proved applicant until the connection ends; called in the connection's thread."""
-
-
 class Hub:
     """Rank 0's end of all connections, with a thread per connection. `gone` holds the ranks with a broken connection.
 
@@ -195,7 +188,7 @@ class Hub:
 
     def __init__(self, size: int, token: str, answer: Callable[[int, Frame], Frame | None],
                  lost: Callable[[], None] = lambda: None, most: int = 0, own: int = 0,
-                 applicants: Receiver | None = None) -> None:
+                 applicants: Applicants | None = None) -> None:
         self.gone: dict[int, None] = {}  # ranks whose connections have broken, in this order
         self._size, self.token, self._own, self._applicants = size, token, own, applicants
         self._answer, self._lost, self._most = answer, lost, most
