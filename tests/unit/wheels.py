@@ -163,7 +163,7 @@ def symbols():
         wrong += [f"NCCL {version} has no {name}" for name in windows if not hasattr(library, name)]
     name = {"name": "tp"} if nccl.nccl.get_build_version() >= 22700 else {}
     config = nccl.written(nccl.nccl.NcclConfig(), {"max_ctas": 8, "split_share": True, **name})
-    memory = ctypes.string_at(id(config), config.__sizeof__()) + bytes(ctypes.sizeof(NcclFields))  # an older, shorter one
+    memory = ctypes.string_at(id(config), config.__sizeof__()) + bytes(ctypes.sizeof(NcclFields))
     fields = NcclFields.from_buffer_copy(memory, 16)
     if (fields.max_ctas, fields.split_share, config.split_share) != (8, 1, 1) or (name and fields.name != b"tp"):
         wrong.append("CuPy's NcclConfig has NCCL's struct at another place")

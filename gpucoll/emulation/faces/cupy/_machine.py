@@ -249,15 +249,6 @@ class Machine:
         return [(other, other.issued) for other in self.queues if other is not queue and other.ended < other.issued
                 and (other.device, other.channel) == (queue.device, queue.channel)] if on("queues") else []
 
-    def after_all(self, action):
-        """Do `action` once all work given so far has ended, on a stream that orders nothing else."""
-        with self.news:
-            under_way = [(queue, queue.issued) for queue in self.busy]
-            if not under_way:
-                return action()
-            self.queues.append(Queue(0, False, channel=-1))
-            self.put(self.queues[-1], lambda: action() is None, under_way)
-
     def settle(self):
         """Do deferred work. Finalizers only defer, because the garbage collector may run inside any lock."""
         while self.due and not self.runs_here():

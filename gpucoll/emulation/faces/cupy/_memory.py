@@ -139,12 +139,22 @@ class Adopted:
         if hasattr(self, "_chunk"):
             # The chunk keeps the memory for the work under way, until then.
             self._chunk.host, self._chunk.live = self._host, False
-            MACHINE.due.append(lambda chunk=self._chunk: MACHINE.after_all(chunk.forget))
+            MACHINE.due.append(lambda chunk=self._chunk: _after_all(chunk.forget))
 
 
 def adopted(host, device):
     """Return a pointer to the memory of a new array of NumPy. Most results need none, so nothing is done before."""
     return MemoryPointer(Adopted(host, device) if host.size else Memory(0), 0)
+
+
+def _after_all(action):
+    """Do `action` once all work given so far has ended, on a stream that orders nothing else."""
+    with MACHINE.news:
+        under_way = [(queue, queue.issued) for queue in MACHINE.busy]
+        if not under_way:
+            return action()
+        MACHINE.queues.append(Queue(0, False, channel=-1))
+        MACHINE.put(MACHINE.queues[-1], lambda: action() is None, under_way)
 
 
 def _spoil(key, chunk):
@@ -350,7 +360,7 @@ class MemoryPool:
                 with contextlib.suppress(IndexError):  # another thread was first
                     chunk = chunks.pop()
                     chunk.forget()
-                    MACHINE.after_all(lambda kept=chunk: None)  # the work under way may use the memory
+                    _after_all(lambda kept=chunk: None)  # the work under way may use the memory
 
     def set_limit(self, size=None, fraction=None):
         if (size or 0) < 0 or not 0 <= (fraction or 0) <= 1:
