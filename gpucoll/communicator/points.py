@@ -293,9 +293,8 @@ class PointToPoint:
             with contextlib.suppress(MismatchError):  # raised below, after the collectives, which all ranks make
                 batch.work.wait()
         try:
-            for work in works:
-                if work.name not in POINTS:
-                    self._core.waits.submit(work)
+            for work in [work for work in works if work.name not in POINTS]:
+                self._core.waits.submit(work)
         except RevokedError as revoked:  # an earlier call of the group failed: raise its own error
             raise next((work.error for work in works if work.error is not None), revoked) from None
         for work in (*points, *works):

@@ -115,16 +115,14 @@ class Batch:
             for one in self._targets:
                 one.deliver(self._space)
             yield from self._space.end_message(self)
-        except MismatchError:  # the messages have ended: nothing is left to cancel
-            raise
-        except BaseException:
-            self._space.cancel(self)
+        except BaseException as error:
+            if not isinstance(error, MismatchError):  # after one the messages have ended: nothing is left to cancel
+                self._space.cancel(self)
             raise
 
 
 def _part(row: Array, peer: int | None, tag: int | None) -> Part:
-    assert peer is not None  # and a tag: wildcards are refused for GPU arrays
-    assert tag is not None
+    assert peer is not None and tag is not None  # wildcards are refused for GPU arrays
     return Part(address(row), row.nbytes, peer, tag)
 
 
