@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Generator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy
 
@@ -122,8 +122,8 @@ class Batch:
 
 
 def _part(row: Array, peer: int | None, tag: int | None) -> Part:
-    assert peer is not None and tag is not None  # wildcards are refused for GPU arrays
-    return Part(address(row), row.nbytes, peer, tag)
+    # Wildcards are refused for GPU arrays.
+    return Part(address(row), row.nbytes, cast("int", peer), cast("int", tag))
 
 
 def ends(state: State, came: Any, sent: Any, x: Any, out: Any, src: int, points: Any = None, tag: int = 0,
