@@ -78,11 +78,11 @@ class Cycles:
             # A receive of any rank, or a message that has not begun, may still match a message of another rank.
             if board is None or any(end.requests == () for one in (work, *self._waits.messages()) for end in one.ends):
                 return
-            number = board.show_wait(tuple(one for end in work.ends for one in end.requests or ()), call_site())
-            self._shown_on = board if number else None
-            cycle = self._found(board, number) if number else []
-            if cycle:
-                work.give_up(self._error(cycle, board))
+            if not board.show_wait(tuple(one for end in work.ends for one in end.requests or ()), call_site()):
+                return
+            self._shown_on = board
+            if error := self.told() or self._judge(board):
+                work.give_up(error)
         finally:
             release()
 
@@ -93,28 +93,26 @@ class Cycles:
             board, self._shown_on = self._shown_on, None
             board.hide_wait()
 
-    def _found(self, board: Any, number: int) -> list[Step]:
-        """Return the cycle through this rank's wait, found by another rank or by this rank; [] without a cycle."""
-        waits = _waits(board)
-        for other in waits:
-            if board.verdict(other, self._rank)[0] == number:
-                return self._judged(board, other)
-        cycle = ring(self._rank, waits)
-        # The second look: between the two, all these waits were shown at once, each of them stuck.
-        if not cycle or ring(self._rank, _waits(board)) != cycle:
-            return []
-        for step in cycle:
-            board.condemn(*step)
-        return cycle
+    def told(self) -> UsageError | None:
+        """Return the error of the cycle in which a rank has found the wait shown, or None."""
+        board, steps, rank = self._shown_on, list[Step](), self._rank
+        waits = {} if board is None else _waits(board)
+        # The judge notes its own rank last: before that, others may be without their step.
+        judge = next((one for one in waits if board.verdict(one, one)[0] and
+                      board.verdict(one, rank)[0] == waits[rank].number), None)
+        while judge is not None and (not steps or rank != self._rank):
+            steps.append((rank, *board.verdict(judge, rank)))
+            rank = next(end.partner for end in waits[rank].ends if end.sends == steps[-1][2])
+        return self._error(steps, waits) if steps else None
 
-    def _judged(self, board: Any, judge: int) -> list[Step]:
-        """Return the cycle noted by another rank."""
-        waits, steps, rank = _waits(board), list[Step](), self._rank
-        while not steps or rank != self._rank:
-            number, sends = board.verdict(judge, rank)
-            steps.append((rank, number, sends))
-            rank = next(end.partner for end in waits[rank].ends if end.sends == sends)
-        return steps
+    def _judge(self, board: Any) -> UsageError | None:
+        """Note the cycle through this rank's wait, if there is one, and return its error."""
+        cycle = ring(self._rank, _waits(board))
+        # The second look: between the two, all these waits were shown at once, each of them stuck.
+        if cycle and ring(self._rank, _waits(board)) == cycle:
+            for step in reversed(cycle):  # this rank is the first
+                board.condemn(*step)
+        return self.told()
 
     def describe(self, rank: int) -> str:
         """Return in words the messages that a rank is known to wait for, "" without any."""
@@ -123,8 +121,8 @@ class Cycles:
         is_shown = wait is not None and wait.number % 2 == 1
         return " and ".join(end.describe(wait.place) for end in wait.ends) if wait is not None and is_shown else ""
 
-    def _error(self, cycle: Sequence[Step], board: Any) -> UsageError:
-        waits, stories, first = _waits(board), [], cycle.index(min(cycle))
+    def _error(self, cycle: Sequence[Step], waits: Mapping[int, ShownWait]) -> UsageError:
+        stories, first = [], cycle.index(min(cycle))
         for rank, _, sends in (*cycle[first:], *cycle[:first]):  # the same words on all ranks
             end = next(end for end in waits[rank].ends if end.sends == sends)
             stories.append(f"rank {rank} {end.describe(waits[rank].place)}")

@@ -49,8 +49,8 @@ class PointToPoint:
         # The form in which the carrier takes an array: MPI takes any.
         self._row: Any = (lambda array: array) if core.link.has_collectives else _bytes
         cycles = Cycles(core.waits, core.rank, lambda: self.board)
-        core.waits.rank, core.waits.has_left = core.rank, core.link.has_left
-        core.waits.message_wait.look, core.waits.message_wait.leave = cycles.look, cycles.hide
+        wait, core.waits.rank, core.waits.has_left = core.waits.message_wait, core.rank, core.link.has_left
+        wait.look, wait.leave, wait.told = cycles.look, cycles.hide, cycles.told
         core.life.waits_for_messages = cycles.describe
 
     @functools.cached_property

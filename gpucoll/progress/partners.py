@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpucoll.errors import CollectiveTimeout
+from gpucoll.errors import CollectiveTimeout, GpucollError
 
 # The state of the two ends of a message on this rank: of the receive, then of the send. A state is a sequence of
 # requests of the carrier, empty before the beginning, and None after the end.
@@ -100,13 +100,15 @@ def _not_done(ends: Any) -> str:
 class MessageWait:
     """The wait for messages of the thread that makes the communicator's calls.
 
-    `look` is called between the polls of the wait, and `leave` after the end.
+    `look` is called between the polls of the wait, and `leave` after the end. `told` returns the error of the cycle in
+    which a rank has found this wait, or None.
     """
 
     def __init__(self) -> None:
         self.work: Any = None  # the `Work` awaited
-        self.look: Callable[[Any], None] = lambda work: None
+        self.look: Callable[[Any], Any] = lambda work: None
         self.leave: Callable[[], None] = lambda: None
+        self.told: Callable[[], GpucollError | None] = lambda: None
 
     def until(self, waits: Any, work: Any) -> None:
         """Poll until the messages of `work` have ended; the operation has a deadline of its own."""
@@ -115,15 +117,11 @@ class MessageWait:
             waits.until(work.is_enqueued, work.name, float("inf"))
             return
 
-        def is_over() -> bool:
-            if work.is_enqueued():
-                return True
-            self.look(work)
-            return False
-
         before, self.work = self.work, work
         try:
-            waits.until(is_over, work.name, float("inf"))
+            waits.until(lambda: work.is_enqueued() or self.look(work), work.name, float("inf"))
+        except GpucollError as error:  # the end of a rank that has read the verdict first is no cause
+            raise self.told() or error from error.__cause__
         finally:
             self.work = before
             self.leave()

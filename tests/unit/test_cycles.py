@@ -2,7 +2,8 @@
 
 import itertools
 import logging
-import threading
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import numpy
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import gpucoll as gc
 from gpucoll.communicator import cycles
 from gpucoll.communicator.cycles import Cycles
-from gpucoll.errors import CollectiveTimeout, RevokedError, UsageError
+from gpucoll.errors import CollectiveTimeout, RankFailedError, RevokedError, UsageError
 from gpucoll.progress import exits
 from gpucoll.progress.operations import Work
 from gpucoll.progress.partners import End
@@ -94,6 +95,7 @@ class Board:
 
     def condemn(self, *step):
         self.condemned.append(step)
+        self._by[0, step[0]] = step[1:]
 
 
 def wait(partner, number=1, stuck_by=1, sends=True):
@@ -101,6 +103,7 @@ def wait(partner, number=1, stuck_by=1, sends=True):
 
 
 EACH_OTHER = {0: wait(1), 1: wait(0, sends=False)}
+LEFT = {0: wait(1), 1: wait(0, number=2, sends=False)}  # rank 1 has left its wait
 
 
 def looked(board, monkeypatch, *ends, waits=None, others=()):
@@ -109,7 +112,8 @@ def looked(board, monkeypatch, *ends, waits=None, others=()):
     monkeypatch.setattr(cycles, "LOOK", 0)
     waits = waits or Progress(0.05)
     found = Cycles(waits, 0, lambda: board)
-    waits.message_wait.look, waits.message_wait.leave = found.look, found.hide
+    message_wait = waits.message_wait
+    message_wait.look, message_wait.leave, message_wait.told = found.look, found.hide, found.told
     for other in others:
         started(waits, other)
     try:
@@ -125,19 +129,25 @@ def test_a_cycle_is_named_and_told_to_its_ranks(monkeypatch):
     error = looked(board, monkeypatch, waits=Progress(seconds(5)))
     assert (error.code, error.ranks) == ("GC-DEADLOCK", (0, 1))
     assert "rank 0 sends 8 bytes to rank 1, tag 0 (line 1); rank 1 receives 8 bytes from rank 0, tag 0" in str(error)
-    assert board.condemned == [(0, 1, True), (1, 1, False)]
+    assert board.condemned == [(1, 1, False), (0, 1, True)]
     assert board.log[-1] == "hidden"
 
 
 def test_a_cycle_found_by_another_rank_is_named_after_the_end_of_its_wait(monkeypatch):
-    """The other rank has left the wait by the error, so no cycle is left to be found."""
-    board = Board({0: wait(1), 1: wait(0, number=2, sends=False)}, by={(1, 0): (1, True), (1, 1): (1, False)})
-    assert "rank 1 receives 8 bytes from rank 0" in str(looked(board, monkeypatch, waits=Progress(seconds(5))))
+    """The other rank has left the wait by the error, so no cycle is left to be found. The cycle counts, not the end."""
+    board, waits = Board(LEFT, by={(1, 0): (1, True), (1, 1): (1, False)}), Progress(seconds(5))
+    waits.hooks.append(mock.Mock(side_effect=RankFailedError("rank 1 has ended", ranks=(1,))))
+    assert "rank 1 receives 8 bytes from rank 0" in str(looked(board, monkeypatch, waits=waits))
+
+
+def test_a_cycle_is_believed_once_it_is_noted_for_all_its_ranks(monkeypatch):
+    """The judge writes while this rank reads: of rank 1, the judge, the way to the next rank is not known yet."""
+    assert looked(Board(LEFT, by={(1, 0): (1, True)}), monkeypatch) is None
 
 
 @pytest.mark.parametrize("waits", [
     [EACH_OTHER, {0: wait(1), 1: wait(0, number=3)}] * 999,  # every second look sees another wait
-    [{0: wait(1), 1: wait(0, number=2)}],  # rank 1 has left its wait
+    [LEFT],
     [{0: wait(1), 1: wait(0, stuck_by=0)}],  # rank 0 has begun the other end of rank 1's message
     [{0: wait(1, stuck_by=3), 1: wait(0, number=5)}],  # known of an earlier wait of rank 1
     [{0: wait(1), 1: wait(2, stuck_by=1), 2: wait(1)}],  # a cycle of others
@@ -160,21 +170,12 @@ def test_a_wait_with_messages_that_have_not_begun_is_not_shown(monkeypatch):
 
 def test_the_wait_of_another_thread_is_not_shown(monkeypatch):
     """A helper thread waits for a message, and the thread of the calls may still send to other ranks."""
-    board, waits, raised = Board(EACH_OTHER), Progress(0.05), []
+    board, waits = Board(EACH_OTHER), Progress(0.05)
     monkeypatch.setattr(cycles, "AFTER", 0)
-    found = Cycles(waits, 0, lambda: board)
-    waits.message_wait.look = found.look
+    waits.message_wait.look = Cycles(waits, 0, lambda: board).look
     work = started(waits, End("send", 1, 0, 8, [None, (Request(),)]))
-
-    def waiting():
-        with pytest.raises(CollectiveTimeout) as told:
-            work.wait()
-        raised.append(told.value)
-
-    thread = threading.Thread(target=waiting)
-    thread.start()
-    thread.join()
-    assert raised
+    with ThreadPoolExecutor(1) as pool, pytest.raises(CollectiveTimeout):
+        pool.submit(work.wait).result()
     assert board.log == []
     waits.close()
 
