@@ -43,12 +43,6 @@ from gpucoll.core.collectives import COLLECTIVES, Collective
 from gpucoll.core.dtypes import Dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
 
-__all__ = ["HOST", "NOTHING", "Array", "BlockRoom", "Cut", "Prepared", "RankInfo", "Space", "Target", "address",
-           "as_array", "block_shape", "bounds", "carried_dtype", "check_apart", "check_blocks", "check_input",
-           "check_op", "check_output", "check_rows", "check_writable", "combiner", "flat", "form_blocks", "is_alike",
-           "is_borrowed", "joined", "kind_of", "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks",
-           "prepare_scatter", "room_for", "same_memory", "split", "target", "torch_stream"]
-
 
 class Target(NamedTuple):
     """The memory where a result is formed (`row`) and the array of the caller (`out`)."""

@@ -47,9 +47,6 @@ from gpucoll.simulator.routes import AnyRoutes, Routes
 from gpucoll.simulator.topologies import DEFAULT, Level, Topology, checked, load, names, shipped
 from gpucoll.simulator.waves import Case, NotAlike, Wave, few_enough, one_by_one, together, waves_of
 
-__all__ = ["DEFAULT", "Level", "Links", "Prediction", "Topology", "checked", "load", "names", "replayed_seconds",
-           "shipped", "simulate", "simulate_sizes"]
-
 MOST_RANKS, MOST_UNLIKE = 1 << 20, 1 << 17  # on one switch of equal links, and on other topologies
 MANY = 1 << 14  # ranks: beyond, ranks on one switch are not replayed
 

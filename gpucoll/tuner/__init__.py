@@ -10,4 +10,3 @@ from gpucoll.tuner.choice import Choice, Tuner, rules
 from gpucoll.tuner.model import segments
 from gpucoll.tuner.table import Table, built_in
 
-__all__ = ["Choice", "Table", "Tuner", "built_in", "rules", "segments"]
