@@ -49,6 +49,7 @@ from gpucoll.executors import INSIDE, Call, CallRequest, Executor, ReadyCall, ca
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import Options, options
 from gpucoll.launch.launchers import torchrun_variables
+from gpucoll.launch.standalone import end_with
 from gpucoll.msccl.files import is_file, loaded, named
 from gpucoll.msccl.write import xml
 from gpucoll.plan.proof import prove_plans

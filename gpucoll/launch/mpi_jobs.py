@@ -14,7 +14,6 @@ mpiexec soon after the first failure, unless mpiexec does so by itself.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
 import resource
@@ -31,7 +30,7 @@ from typing import Any, NamedTuple
 from gpucoll.core.output import say
 from gpucoll.launch import bootstrap
 from gpucoll.launch.launchers import RUN
-from gpucoll.launch.standalone import GRACE, PDEATHSIG, SAVE, SIGNALS
+from gpucoll.launch.standalone import GRACE, SAVE, SIGNALS, end_with
 
 BACKLOG = 4096  # keepers that connect at once
 # Seconds for mpiexec to end the other ranks by itself, after a rank has failed: it may know a better reason.
@@ -89,18 +88,12 @@ class MpiexecJob:
         return self._status or _job_code(self._mpiexec.wait(), [one.code for one in sorted(self._failures)])
 
     def _start(self, environment: Mapping[str, str]) -> None:
-        process = os.getpid()
-
-        def begin() -> None:
-            ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != process:
-                os._exit(1)  # the launcher had ended before `prctl`: no signal will come
-
         # In a session of its own, mpiexec gets each signal once, from here. A job of the shell's background must not
         # read the shell's terminal.
         is_behind = os.isatty(0) and not self._shares and os.tcgetpgrp(0) != os.getpgrp()
         self._mpiexec = subprocess.Popen(self._command, env=environment, start_new_session=not self._shares,
-                                         stdin=subprocess.DEVNULL if is_behind else None, preexec_fn=begin)
+                                         stdin=subprocess.DEVNULL if is_behind else None,
+                                         preexec_fn=functools.partial(end_with, os.getpid()))
 
     def _look(self) -> None:
         if self._mpiexec.poll() is not None:
@@ -199,9 +192,7 @@ def keep(name: str | None) -> None:
             _keep(rank, name)
         finally:
             os._exit(1)
-    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != keeper:
-        os._exit(1)
+    end_with(keeper)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     bootstrap.on_abort.append(functools.partial(_aborting, name))
     bootstrap.end_together()

@@ -183,13 +183,18 @@ SELF_EXIT = 4 * GRACE  # seconds until a waiting rank ends by itself, should the
 BLAMED = 2.0
 
 
+def end_with(parent: int) -> None:
+    """Let the system kill this process at the end of its parent, the process `parent`."""
+    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent had ended before `prctl`: no signal will come
+
+
 def follow(words: str, rank: int) -> None:
     """Tie this rank to the launcher, given the text of `Parent`; an uncaught exception here ends the job."""
     parent = Parent(*map(int, words.split(":")))
     # The kernel kills this rank when the launcher ends, however the launcher ends.
-    ctypes.CDLL(None, use_errno=True).prctl(PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent.process:
-        os._exit(1)  # the launcher had ended before `prctl`: no signal will come
+    end_with(parent.process)
     # The rank's children must not keep the pipes open.
     for pipe in parent[1:]:
         os.set_inheritable(pipe, False)

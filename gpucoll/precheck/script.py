@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -22,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.errors import ArgumentError, UsageError
+from gpucoll.internal import end_with
 from gpucoll.precheck.findings import UNKNOWN, Finding, of_process, unsupported, with_refusals
 from gpucoll.precheck.program import Precheck
 from gpucoll.precheck.records import unlike
 from gpucoll.precheck.turns import VirtualRank
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell
-PDEATHSIG = 1  # prctl's number of PR_SET_PDEATHSIG
 MOST_RUNS, SECONDS = 8, 4  # runs of a program: two, and more while all but the first take less than so many seconds
 
 
@@ -112,9 +111,7 @@ def _run(options: Any, number: int) -> tuple[list[Finding], list[Any]]:
 def run_here() -> None:
     """Run the program in this process, and write the result after all functions called at the exit."""
     result, parent, size, path, *arguments = sys.argv[1:]
-    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(parent):
-        os._exit(1)  # the command had ended before `prctl`: no signal will come
+    end_with(int(parent))
     sys.path[:] = filter(None, sys.path)  # without the entry of ``python -c``
     mine, error, found, calls = os.getpid(), "", list[Finding](), list[Any]()
 
