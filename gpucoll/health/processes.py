@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpucoll.health.remote import Watch
+from gpucoll.transport.connections import is_readable
 
 WAITS = "waiting for a device"  # not a reason for blame: the state passes by itself
 # States of /proc/PID/stat that explain a missing rank.
@@ -140,17 +141,11 @@ def _running() -> set[int] | None:
     return {*map(int, os.listdir(THREADS))} if os.path.isdir(THREADS) else None
 
 
-def _is_readable(descriptor: int) -> bool:
-    poll = select.poll()  # `select.select` takes no descriptors from 1024 on
-    poll.register(descriptor, select.POLLIN)
-    return bool(poll.poll(0))
-
-
 def _descriptor(number: int) -> int | None:
     """Return a descriptor of the process, None if there can be none; ProcessLookupError if the process has ended."""
     known = _descriptors.get(number)
     # The system gives the number of an ended process to a later one. The old descriptor stays: older objects hold it.
-    if known is not None and not _is_readable(known):
+    if known is not None and not is_readable(known):
         return known
     open_process: Any = getattr(os, "pidfd_open", None)
     if open_process is None:

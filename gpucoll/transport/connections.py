@@ -19,6 +19,7 @@ import logging
 import os
 import re
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -140,6 +141,13 @@ class Connection:
         if not _same(welcome.get("proof"), proof(token, "hub", rank, nonces)):
             raise StoreError("init: the process at the address of rank 0 does not know the token of this job")
         return welcome
+
+
+def is_readable(source: Any) -> bool:
+    """Return whether a socket or a file descriptor can be read at once."""
+    poll = select.poll()  # `select.select` takes no descriptors from 1024 on
+    poll.register(source, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def belongs_to_user(connected: socket.socket) -> bool:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import array
 import secrets
-import select
 import socket
 from collections.abc import Generator
 
 from gpucoll.progress.operations import Pending
-from gpucoll.transport.connections import belongs_to_user
+from gpucoll.transport.connections import belongs_to_user, is_readable
 
 NAME_BITS = 62  # of the name of an offer
 
@@ -34,8 +33,8 @@ class DescriptorOffer:
     def give(self, descriptor: int, count: int) -> Generator[Pending, None, None]:
         """Send the descriptor to `count` processes; a connection of another user is closed and not counted."""
         while count:
-            while not _is_readable(self._listener):
-                yield lambda: _is_readable(self._listener)
+            while not is_readable(self._listener):
+                yield lambda: is_readable(self._listener)
             connected, _ = self._listener.accept()
             with connected:
                 if belongs_to_user(connected):
@@ -63,8 +62,8 @@ def reach(name: int) -> socket.socket:
 def take(connected: socket.socket) -> Generator[Pending, None, int]:
     """Return the descriptor sent through a connection, and close the connection; raise OSError if none comes."""
     with connected:
-        while not _is_readable(connected):
-            yield lambda: _is_readable(connected)
+        while not is_readable(connected):
+            yield lambda: is_readable(connected)
         _, descriptors, _, _ = socket.recv_fds(connected, 1, array.array("i").itemsize)
     if len(descriptors) != 1:
         raise OSError("the other process has closed the connection")
@@ -74,10 +73,3 @@ def take(connected: socket.socket) -> Generator[Pending, None, int]:
 def _place(name: int) -> str:
     # The leading zero byte makes the name abstract: no file remains.
     return f"\0gpucoll-descriptor-{name:016x}"
-
-
-def _is_readable(connected: socket.socket) -> bool:
-    # `select` refuses descriptors from 1024 on.
-    poll = select.poll()
-    poll.register(connected, select.POLLIN)
-    return bool(poll.poll(0))
