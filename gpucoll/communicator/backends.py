@@ -129,9 +129,8 @@ class HostBackend:
         there = (self._own, shared, messages, self._native)
         self.executors: tuple[Executor, ...] = tuple(one for one in there if one is not None)
         # The executor whose engine is the communicator's.
-        self._shared = shared if shared is not None else \
-            messages if messages and not isinstance(messages, MpiExecutor) and messages.on_engine else None
-        self._with_engine = [one for one in (shared, messages) if one is not None and not isinstance(one, MpiExecutor)]
+        self._shared: Any = shared or (messages if messages and messages.on_engine else None)
+        self._with_engine = [one for one in (shared, messages) if one]
         self._walker = messages if isinstance(messages, MpiExecutor) else None
         self._comparison: Comparison | None = None
         self._observers: list[CallObserver] = []
@@ -245,7 +244,7 @@ class HostBackend:
             return self._shared.compare(description)
         # The tag of a call follows this count: messages of the next call must not match messages of another call.
         if self._walker is not None and (self._comparison is not None or is_refusal(description)):
-            self._walker.count_call()
+            self._walker.call_count += 1
         return iter(()) if self._comparison is None else self._comparison.compare(description)
 
     def explain_by(self, guard: Guard) -> None:
@@ -334,8 +333,7 @@ def _made(link: Transport, timeout: float, asked: str | None, check: str | None
     return shared, messages, native
 
 
-def _use_wire(link: Transport, timeout: float, shared: EngineExecutor | None,
-              messages: EngineExecutor | MpiExecutor) -> None:
+def _use_wire(link: Transport, timeout: float, shared: EngineExecutor | None, messages: Any) -> None:
     """Let the engines themselves send the messages between hosts, if every rank has an engine. A collective call.
 
     All ranks decide alike, because engines compare calls, and number messages, in another way than Python does.
@@ -348,7 +346,6 @@ def _use_wire(link: Transport, timeout: float, shared: EngineExecutor | None,
         connects = exchange(link.wire, rank, away, ())
         Progress(timeout, foreign=link.foreign).run(connects, "the first messages between hosts")
     first = messages if shared is None else shared
-    if all(link.mpi.allgather(not isinstance(first, MpiExecutor) and first.engine is not None)):
-        for one in (shared, messages):
-            if one is not None and not isinstance(one, MpiExecutor):
-                one.use_wire()
+    if all(link.mpi.allgather(first.engine is not None)):
+        for one in filter(None, (shared, messages)):
+            one.use_wire()

@@ -29,11 +29,12 @@ from gpucoll.transport.tags import BYTES, MAX_MESSAGE, tag_of_call
 class MpiExecutor(Executor):
     """An executor of schedules by messages over `comm`, used by nothing else; `check` is the communicator's option.
 
-    The number of a call gives the tag of the messages. Calls are counted at their comparison, like the engine's calls,
-    or with `check="off"` when run.
+    The number of a call gives the tag of the messages. Calls are counted at their comparison or refusal, like the
+    engine's calls, or with `check="off"` when run: no later message meets an earlier call's.
     """
 
     name = "mpi"
+    engine: Any = None
 
     def __init__(self, comm: Any, check: str | None = None) -> None:
         receives = comm if check in (None, "full") else receiver(comm)
@@ -65,10 +66,6 @@ class MpiExecutor(Executor):
     def awaited(self) -> set[int] | None:
         """Return the partners of unfinished messages of the call under way; None if no call is under way."""
         return None if self._run is None else self._run.awaited()
-
-    def count_call(self) -> None:
-        """Count a call compared or refused, so that no later message meets an earlier call's."""
-        self.call_count += 1
 
     def _allocate(self, name: str, nbytes: int) -> Array:
         """Return `nbytes` of memory kept from call to call: new pages would cost as much as the copy.
