@@ -163,8 +163,10 @@ class CallTable:
     def find(self, cache_key: Key, x: Any, out: Any, stream: Any) -> KnownCall | None:
         """Return the known call for these arrays; None without one, or if it does not serve `stream`."""
         known = self._known.get(key_of(cache_key, x, out))
-        return None if known is None or (known.call.executor.minds_blocking and self._is_blocking(known.call, stream)) \
-            else known
+        if known is not None and known.call.executor.minds_blocking and \
+                (device := self._core.gpus[known.call.request.device].device).is_blocking(device.stream(stream)):
+            return None
+        return known
 
     def bound(self) -> list[KnownCall]:
         """Return the known calls bound to addresses of GPU arrays."""
@@ -198,10 +200,6 @@ class CallTable:
             self._known[key], known.options = known, cache_key
         elif plan is not None and (call.result is not x or out is x or request.collective == "broadcast"):
             self._core.engine.cache_call(*cache_key, x, call.result, out, plan, seconds, request.nbytes)
-
-    def _is_blocking(self, call: Call, stream: Any) -> bool:
-        device = self._core.gpus[call.request.device].device
-        return device.is_blocking(device.stream(stream))
 
     def repeat(self, known: KnownCall, x: Any, out: Any, stream: Any) -> Any:
         """Repeat a call and return its result: `out`, an overwritten `x`, or a new array."""

@@ -36,12 +36,6 @@ def same_options(link: Transport, wanted: bootstrap.Options) -> Transport:
     return link
 
 
-def newcomer_options(given: Sequence[Any]) -> bootstrap.Options:
-    """Return the options of a newcomer, as the members have them; the newcomer's GPU is its own."""
-    options = bootstrap.Options(*given)
-    return options._replace(device="emulated" if options.emulated else None)
-
-
 def shrink(comm: Communicator) -> Communicator:
     """Return a communicator of the surviving ranks; see `Communicator.shrink`."""
     rest, life = comm._survivors, comm._core.life
@@ -299,7 +293,8 @@ def joined(store: str, timeout: float, make: Callable[[Transport, bootstrap.Opti
     deadline = time.monotonic() + patience
     while True:
         place = regroup.newcomer(store, patience, deadline)
-        options = newcomer_options(place.options)
+        options = bootstrap.Options(*place.options)  # as the members have them, but the newcomer's GPU is its own
+        options = options._replace(device="emulated" if options.emulated else None)
         bootstrap.end_together()
         made, link, lost = _made(place, make, options, "grow")
         if made is not None:

@@ -56,13 +56,12 @@ class Gpu:
         self._comparison: Comparison | None = None
         self._shares: DeviceShares | None = None
 
-    def add(self, transport: DeviceTransport, *others: Executor) -> Gpu:
-        """Run collectives by `transport`, and by `others`; return the GPU."""
+    def add(self, transport: DeviceTransport, *others: Executor) -> None:
+        """Run collectives by `transport`, and by `others`."""
         from gpucoll.executors.nccl import NcclExecutor
 
         self._transport, self._scheduled = transport, NcclExecutor(self.device, transport, self.order)
         self.made += [self._scheduled, *others]
-        return self
 
     @property
     def _transports(self) -> list[DeviceTransport]:

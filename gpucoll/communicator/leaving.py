@@ -147,11 +147,6 @@ class Leaving:
         with contextlib.suppress(GpucollError, *link.foreign):
             self._away = link.tell(self._living(), farewell)
 
-    def last_words(self) -> Farewell:
-        """Return the farewell of a thread that closes, after it has told the parts."""
-        self.tell_parts(self.place)
-        return self.farewell(self._life.waits.failure, closes=True)
-
     def announce(self) -> None:
         """Tell the other ranks that this rank is about to close; do nothing after a failure, or between threads.
 

@@ -278,7 +278,8 @@ class Lifecycle:
         if not self.link.meets_to_close:
             ended = self._has_ended()
             self.waits.close()
-            farewell = self.leaving.last_words()
+            self.leaving.tell_parts(self.leaving.place)
+            farewell = self.leaving.farewell(self.waits.failure, closes=True)
             self.guard.hear()
             told = self.leaving.told_by_closed(farewell) if ended else None
             self.link.close(self._release, farewell, failed=not ended)
