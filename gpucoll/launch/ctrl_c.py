@@ -41,15 +41,17 @@ def watched(end: Callable[[], object], signals: Sequence[int]) -> Iterator[None]
                     finally:  # even if `end` fails, and even if the main thread hangs
                         os._exit(INTERRUPTED)
 
-    handlers = {number: signal.signal(number, lambda number, frame: None) for number in signals}
+    watcher = threading.Thread(target=watch, name="gpucoll Ctrl-C", daemon=True)
+    watcher.start()
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=watch, name="gpucoll Ctrl-C", daemon=True).start()
+    # The main thread stops here: else it goes on meanwhile, and tells of child processes ended by the same signal.
+    handlers = {number: signal.signal(number, lambda number, frame: watcher.join()) for number in signals}
     try:
         yield
     finally:
-        signal.set_wakeup_fd(before)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
         writer.close()  # the thread reads the end of the stream, and ends
 
 

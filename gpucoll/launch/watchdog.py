@@ -47,9 +47,8 @@ class _Process:
         with open(f"/proc/{number}/stat") as file:
             self.state, self.parent = file.read().rpartition(")")[2].split()[:2]
         self.rank, self.is_witness = "", False
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{number}/environ", "rb") as file:
-                named = [one for one in file.read().split(b"\0") if one.startswith(variable.encode() + b"=")]
+        with contextlib.suppress(OSError), open(f"/proc/{number}/environ", "rb") as file:
+            named = [one for one in file.read().split(b"\0") if one.startswith(variable.encode() + b"=")]
             self.rank = named[0].partition(b"=")[2].decode(errors="replace") if named else ""
             with open(f"/proc/{number}/cmdline", "rb") as file:
                 self.is_witness = os.fsencode(__file__) in file.read().split(b"\0")

@@ -46,6 +46,11 @@ def start(words, **pipes):
     return process, token
 
 
+def python(program, folder=None):
+    return subprocess.run([sys.executable, "-c", program], cwd=folder, env={**os.environ, **same_gpucoll()},
+                          capture_output=True, text=True, timeout=seconds(60), check=False)
+
+
 def left(token, within=0.0):
     """Return how many processes of the job live, each `within` seconds after a look."""
     handles = marked(JOB_MARK, token)
@@ -73,11 +78,9 @@ def ended(process, token, within=0.0):
 def test_a_failure_ends_the_job_whatever_happens_to_its_output(launcher, tmp_path, options, output):
     (tmp_path / "job.py").write_text(FAILS)
     words = command("run", *options, "-n", 2, tmp_path / "job.py")
-    if output == "closed":
-        job = start(["/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *words])
-    elif output == "full":
-        with open("/dev/full", "w") as full:
-            job = start(words, stdout=full, stderr=full)
+    if output != "no reader":
+        streams = ">/dev/full 2>&1" if output == "full" else "<&- >&- 2>&-"
+        job = start(["/bin/sh", "-c", f'exec "$@" {streams}', "sh", *words])
     else:
         reader, writer = os.pipe()
         job = start(words, stdout=writer, stderr=writer)
@@ -89,9 +92,7 @@ def test_a_failure_ends_the_job_whatever_happens_to_its_output(launcher, tmp_pat
 CALLBACKS = """
 import os, signal, sys, threading
 import gpucoll as gc
-def first():
-    raise RuntimeError("cannot save")
-gc.on_terminate(first)
+gc.on_terminate(lambda: 1 / 0)
 gc.on_terminate(lambda: sys.exit(3))
 gc.on_terminate(lambda: open("saved", "w").close())
 os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
@@ -104,11 +105,10 @@ os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_every_callback_runs_at_sigterm_whatever_the_others_raise(tmp_path):
-    job = subprocess.run([sys.executable, "-c", CALLBACKS], cwd=tmp_path, env={**os.environ, **same_gpucoll()},
-                         capture_output=True, text=True, timeout=seconds(60), check=False)
+    job = python(CALLBACKS, tmp_path)
     assert job.returncode == 143, job.stderr
     assert (tmp_path / "saved").exists()
-    assert "RuntimeError: cannot save" in job.stderr
+    assert "ZeroDivisionError" in job.stderr
 
 
 # ---------------------------------------------------------------- exit codes
@@ -116,8 +116,7 @@ def test_every_callback_runs_at_sigterm_whatever_the_others_raise(tmp_path):
 
 @pytest.mark.parametrize(("end", "code"), [
     ("sys.exit(3)", 3), ("os.kill(os.getpid(), signal.SIGKILL)", 137),
-    pytest.param("os._exit(9)", 9, marks=pytest.mark.slow),
-    pytest.param("os._exit(7)", 7, marks=pytest.mark.slow), pytest.param("raise KeyError", 1, marks=pytest.mark.slow),
+    pytest.param("os._exit(9)", 9, marks=pytest.mark.slow), pytest.param("raise KeyError", 1, marks=pytest.mark.slow),
     pytest.param("os.kill(os.getpid(), signal.SIGSEGV)", 139, marks=pytest.mark.slow),
     pytest.param("os.kill(os.getpid(), signal.SIGTERM)", 143, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", [[], pytest.param(STANDALONE, marks=pytest.mark.slow)])
@@ -221,9 +220,8 @@ assert subprocess.run(check, env={**os.environ, "RANK": "0"}).returncode == 0  #
 """
 
 
-def test_a_child_of_torchruns_rank_is_refused(tmp_path):
-    job = subprocess.run([sys.executable, "-c", ALONE], env={**os.environ, **same_gpucoll()}, capture_output=True,
-                         text=True, timeout=seconds(60), check=False)
+def test_a_child_of_torchruns_rank_is_refused():
+    job = python(ALONE)
     assert job.returncode == 0, job.stderr
     assert "[GC-FORK] init: this process" in job.stdout
     assert "is a child of rank 1 (process" in job.stdout
@@ -232,9 +230,7 @@ def test_a_child_of_torchruns_rank_is_refused(tmp_path):
 # ---------------------------------------------------------------- commands
 
 BUSY = """
-import sys
-import numpy
-import gpucoll as gc
+import sys, numpy, gpucoll as gc
 comm = gc.init()
 x = numpy.ones((2000, 2000))
 print("on", file=sys.stderr, flush=True)
@@ -254,3 +250,17 @@ def test_ctrl_c_ends_a_command_with_one_line(tmp_path, words):
     errors = process.communicate(timeout=seconds(20))[1]
     assert ended(process, token) == 130
     assert errors.removeprefix("on\n") == f"gpucoll {words[0]}: interrupted\n"
+
+
+GOES_ON = """
+import os, signal, sys
+from gpucoll.launch.ctrl_c import ended_well
+sys.setswitchinterval(60)  # no other thread runs before this one waits
+signal.signal(signal.SIGINT, signal.default_int_handler)
+ended_well(lambda: os.kill(os.getpid(), signal.SIGINT) or print("goes on"), "gpucoll verb")
+"""
+
+
+def test_a_command_does_nothing_after_ctrl_c():
+    job = python(GOES_ON)
+    assert (job.returncode, job.stdout, job.stderr) == (130, "", "gpucoll verb: interrupted\n")

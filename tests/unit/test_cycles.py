@@ -24,8 +24,7 @@ PATIENCE = seconds(60)
 class Request:
     """A message that ends when told."""
 
-    def __init__(self):
-        self.has_ended = False
+    has_ended = False
 
     def Test(self):
         return self.has_ended
@@ -187,13 +186,10 @@ def around(kind):
     def program(comm):
         right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
         x, y = numpy.ones(100_000), numpy.empty(100_000)  # the engine would end a short send by itself
+        calls = (comm.send, x, right), (comm.recv, y, left)
         try:
-            if kind == "sends":
-                comm.send(x, right)
-                comm.recv(y, left)
-            else:
-                comm.recv(y, left)
-                comm.send(x, right)
+            for call, array, peer in calls if kind == "sends" else reversed(calls):
+                call(array, peer)
         except gc.UsageError as error:
             return str(error), error.ranks
     return program
