@@ -65,18 +65,19 @@ def in_groups(comm, x, y):
     comm.recv(y, right)
 
 
-def raises_alike(mpi, program):
-    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60)) as comm:
-        began = time.monotonic()
-        with pytest.raises(gc.UsageError) as told:
-            program(comm, numpy.ones(LONG), numpy.empty(LONG))
-        assert time.monotonic() - began < seconds(30)
-        assert told.value.code == "GC-DEADLOCK"
-        assert told.value.ranks == (*range(comm.size),)
-        assert str(told.value).count(f"{os.path.basename(__file__)}:") == comm.size
-        with pytest.raises(gc.RevokedError):
-            comm.send(numpy.ones(1), 0)
-    assert len({*mpi.allgather(str(told.value))}) == 1
+@on_shared
+def raises_alike(comm, program):
+    """Return the words of the error."""
+    began = time.monotonic()
+    with pytest.raises(gc.UsageError) as told:
+        program(comm, numpy.ones(LONG), numpy.empty(LONG))
+    assert time.monotonic() - began < seconds(30)
+    assert told.value.code == "GC-DEADLOCK"
+    assert told.value.ranks == (*range(comm.size),)
+    assert str(told.value).count(f"{os.path.basename(__file__)}:") == comm.size
+    with pytest.raises(gc.RevokedError):
+        comm.send(numpy.ones(1), 0)
+    return str(told.value)
 
 
 CASES = [(program, size) for program in (sends, receives) for size in (2, 3, 5, 7)]
@@ -85,22 +86,33 @@ CASES += [(program, 3) for program in (mixed, exchanges, works, in_groups)] + [(
 
 @pytest.mark.parametrize(("program", "size"), CASES)
 def test_every_rank_of_a_cycle_raises_the_same_error(ranks, program, size):
-    ranks(raises_alike, size, program)
+    assert len({*ranks(raises_alike, size, program)}) == 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("program", [sends, receives])
+def test_every_thread_of_a_cycle_raises_the_same_error(program, size):
+    assert len({*gc.run_local(lambda comm: raises_alike.__wrapped__(comm, program), size, timeout=seconds(60))}) == 1
 
 
 # ---------------------------------------------------------------- programs without a cycle
 
 
-def right_programs(mpi):
-    """Programs that look like a cycle for a while. Every poll of every wait is shown and looked at."""
-    with mock.patch.multiple(cycles, AFTER=0, LOOK=0), \
-            gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60)) as comm:
-        right, left = neighbours(comm)
-        for turn in range(60):
-            x, y = numpy.full(LONG, turn + comm.rank), numpy.empty(LONG, int)
-            for program in (in_turns, posted_before, from_anybody, at_once, beside_collectives, one_after_another):
-                program(comm, x, y, right, left)
-                assert (y == turn + left).all(), program
+@on_shared
+def right_programs(comm):
+    """Programs that look like a cycle for a while."""
+    right, left = neighbours(comm)
+    for turn in range(60):
+        x, y = numpy.full(LONG, turn + comm.rank), numpy.empty(LONG, int)
+        for program in (in_turns, posted_before, from_anybody, at_once, beside_collectives, one_after_another):
+            program(comm, x, y, right, left)
+            assert (y == turn + left).all(), program
+
+
+def looked_at(mpi):
+    """Show and look at every poll of every wait."""
+    with mock.patch.multiple(cycles, AFTER=0, LOOK=0):
+        right_programs(mpi)
 
 
 def in_turns(comm, x, y, right, left):
@@ -156,7 +168,12 @@ def one_after_another(comm, x, y, right, left):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_right_program_is_no_cycle(ranks, size):
-    ranks(right_programs, size)
+    ranks(looked_at, size)
+
+
+def test_a_right_program_of_threads_is_no_cycle():
+    with mock.patch.multiple(cycles, AFTER=0, LOOK=0):
+        gc.run_local(right_programs.__wrapped__, 4, timeout=seconds(60))
 
 
 # ---------------------------------------------------------------- the engine's board, step by step

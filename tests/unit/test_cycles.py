@@ -5,10 +5,8 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
-import numpy
 import pytest
 
-import gpucoll as gc
 from gpucoll.communicator import cycles
 from gpucoll.communicator.cycles import Cycles
 from gpucoll.errors import CollectiveTimeout, RankFailedError, RevokedError, UsageError
@@ -177,52 +175,6 @@ def test_the_wait_of_another_thread_is_not_shown(monkeypatch):
         pool.submit(work.wait).result()
     assert board.log == []
     waits.close()
-
-
-# ---------------------------------------------------------------- threads as ranks
-
-
-def around(kind):
-    def program(comm):
-        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        x, y = numpy.ones(100_000), numpy.empty(100_000)  # the engine would end a short send by itself
-        calls = (comm.send, x, right), (comm.recv, y, left)
-        try:
-            for call, array, peer in calls if kind == "sends" else reversed(calls):
-                call(array, peer)
-        except gc.UsageError as error:
-            return str(error), error.ranks
-    return program
-
-
-@pytest.mark.parametrize("size", [1, 2, 5])
-@pytest.mark.parametrize("kind", ["sends", "receives"])
-def test_threads_in_a_cycle_raise_the_same_error(kind, size):
-    (words, ranks), *others = gc.run_local(around(kind), size, timeout=seconds(10))
-    assert others == [(words, ranks)] * (size - 1)
-    assert ranks == (*range(size),)
-    assert "800 kB" in words
-    assert "test_cycles.py" in words
-
-
-def test_threads_without_a_cycle_go_on(monkeypatch):
-    """Send around a ring, in orders similar to a cycle; all waits are shown at once."""
-    monkeypatch.setattr(cycles, "AFTER", 0)
-    monkeypatch.setattr(cycles, "LOOK", 0)
-
-    def program(comm):
-        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        x, y = numpy.full(3, comm.rank), numpy.empty(3, int)
-        for _ in range(50):
-            for first in (comm.send, comm.recv) if comm.rank % 2 else (comm.recv, comm.send):
-                first(*((x, right) if first == comm.send else (y, left)))
-            work = comm.recv(y, left, async_op=True)
-            comm.send(x, right)
-            work.wait()
-            comm.sendrecv(x, y, right, left)
-        return (y == left).all()
-
-    assert all(gc.run_local(program, 4, timeout=PATIENCE))
 
 
 # ---------------------------------------------------------------- the end of the process
