@@ -70,19 +70,6 @@ def somebody_stays_away(comm):
 
 
 @on_shared
-def the_first_failure_is_named(comm):
-    """A rank passing on the failure of another rank names the failed rank."""
-    comm.all_reduce(numpy.ones(4))
-    if comm.rank == 0:
-        comm._core.host.fail(gc.RankFailedError("rank 2 has failed", ranks=(2,)))
-    elif comm.rank == 1:
-        with pytest.raises(gc.RankFailedError) as failed:
-            comm.all_reduce(numpy.ones(4))
-        assert failed.value.ranks == (2,)
-    comm.mpi.Barrier()
-
-
-@on_shared
 def a_failed_rank_closes(comm):
     """If a failed rank closes, the engine ends the waits of the other ranks before the guard's grace has passed."""
     with mock.patch.object(guard, "GRACE", seconds(600)):
@@ -112,7 +99,7 @@ def refuse(*_):
 
 @pytest.mark.parametrize(("body", "arguments"), [
     (interrupted, (True,)), (interrupted, (False,)), (one_cannot, ("engine",)), (one_cannot, ("memory",)),
-    (somebody_stays_away, ()), (the_first_failure_is_named, ()), (a_failed_rank_closes, ())])
+    (somebody_stays_away, ()), (a_failed_rank_closes, ())])
 def test_failures(ranks, body, arguments):
     ranks(body, 3, *arguments)
 
