@@ -3,9 +3,9 @@
     python tests/mutation.py [--only PATTERN] [--rows [1,5]] [--jobs N] [--list] [--record]
 
 Each fault is planted into a copy of the tree, and tests run there up to the first failure. For a fault named by a row
-of the catalogue (tests/catalogue.py) only the row's tests run. For other faults the last known catcher runs first, then
-the tests known to catch faults of the same file, then those of the same kind including slow tests, then the rest of the
-default tier, for `SEARCH` seconds in all. Lint, types and the tests planting faults themselves do not count. Prints the
+of tests/catalogue.txt only the row's tests run. For other faults the last known catcher runs first, then the tests
+known to catch faults of the same file, then those of the same kind including slow tests, then the rest of the default
+tier, for `SEARCH` seconds in all. Lint, types and the tests planting faults themselves do not count. Prints the
 catching test of each fault. The exit code is 1 below 90 %, or if a fault of a row or a schedule is missed, or if a text
 is gone. `--record` notes the catching tests in tests/planted.diff.
 """
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from catalogue import ROWS
+from faults import tables
 from faults.tables import BY_NIGHTLY_TESTS, PLANTED, ROOT, Fault, faults, place_of, planted, row_of, written
 from gpucoll.device import CompileError
 from harness import extension, reporting
@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
 
 def own_tests(fault):
     """Return the tests of the catalogue's row that the fault belongs to; [] without a row."""
-    return [f"tests/{test}" for test in ROWS[row_of(fault)].tests] if row_of(fault) else []
+    return [f"tests/{test}" for test in tables.tests_of(tables.rows().get(row_of(fault), []))]
 
 
 def plant(fault, tree):
@@ -142,7 +142,7 @@ def first_failure(tree, marks, selection, ends):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="*", metavar="PATTERN", help="faults whose `kind: name` matches")
-    parser.add_argument("--rows", nargs="?", const=",".join(map(str, ROWS)), metavar="NUMBERS",
+    parser.add_argument("--rows", nargs="?", const=",".join(map(str, tables.rows())), metavar="NUMBERS",
                         help="faults that these rows of the catalogue name, by default all of its rows")
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0))), metavar="N")
     parser.add_argument("--list", action="store_true", help="name the faults and stop")

@@ -19,7 +19,7 @@ for folder in ("tests/kernels", "tests"):
 from faults import engine_mutants  # noqa: E402 (the path comes first)
 from peer import mutants as peer_mutants  # noqa: E402
 
-PLANTED = Path(__file__).parents[1] / "planted.diff"
+PLANTED, CATALOGUE = (Path(__file__).parents[1] / name for name in ("planted.diff", "catalogue.txt"))
 # Kinds planted by nightly tests: some faults are visible only to a sanitizer or a browser.
 BY_NIGHTLY_TESTS = {"race", "thread", "address", "sanitizer", "page", "peer", "engine", "eager", "order", "behind",
                     "plan", "mail", "memory"}
@@ -64,6 +64,16 @@ def written(some):
 def row_of(fault):
     """Return the number of the fault's row of the catalogue, 0 without a row."""
     return int(fault.caught.removeprefix("row ")) if fault.caught.startswith("row ") else 0
+
+
+def rows():
+    """Return the tests of each row of the catalogue, by number; a part without a test begins with "open: "."""
+    blocks = [block.splitlines() for block in CATALOGUE.read_text().split("\n\n")]
+    return {int(head.split()[0]): [line.strip() for line in lines] for head, *lines in blocks if head[0].isdecimal()}
+
+
+def tests_of(row):
+    return [one for one in row if not one.startswith("open: ")]
 
 
 def faults():

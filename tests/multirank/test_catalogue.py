@@ -1,4 +1,4 @@
-"""Rows of the catalogue of faults (tests/catalogue.py) not covered by other tests; most on the pool's ranks."""
+"""Rows of the catalogue of faults (tests/catalogue.txt) not covered by other tests; most on the pool's ranks."""
 
 import errno
 import itertools
