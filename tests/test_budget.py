@@ -1,16 +1,13 @@
 """The budgets of code lines in docs/budgets.md: no room grows beyond its budget, and no sum of rooms beyond its own."""
 
-import ast
-import io
 import os
 import re
-import tokenize
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from harness.sources import ROOT, code_lines
+
 TABLE = ROOT / "docs" / "budgets.md"
-NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 FOLDERS = ("gpucoll", "tests", "bench", "scripts")
 CPP = ("kernels/emulation",)  # rooms of C++ with a budget
 BESIDE_THE_CORE = re.compile(r"gpucoll/(dask|distributed|mpi|ray|torch|block_scaled|lab|precheck|training|calibration|"
@@ -18,23 +15,6 @@ BESIDE_THE_CORE = re.compile(r"gpucoll/(dask|distributed|mpi|ray|torch|block_sca
 EMULATION = "gpucoll/emulation"  # has a sum of its own
 ROOM = re.compile(r"^\| `([\w/]+)` \| ([\d,]+) \| ([^|]+) \|$", re.MULTILINE)
 SUM = re.compile(r"^\| ([\w ]+) \| ([\d,]+) \| ([\d,]+) \| ([^|]+) \|$", re.MULTILINE)
-
-
-def docstring_lines(tree):
-    """Return the numbers of all lines that belong to docstrings."""
-    places = (node.body[0] for node in ast.walk(tree)
-              if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-              and ast.get_docstring(node, clean=False) is not None)
-    return {line for place in places for line in range(place.lineno, place.end_lineno + 1)}
-
-
-def code_lines(text):
-    """Return the number of lines with a token that is neither a comment nor part of a docstring."""
-    lines = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in NO_CODE:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    return len(lines - docstring_lines(ast.parse(text)))
 
 
 def cpp_lines(text):

@@ -2,10 +2,10 @@
 
 import contextlib
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 from gpucoll.health.remote import Watch
+from gpucoll.transport import rendezvous
 from harness.pace import seconds
 
 
@@ -44,7 +44,4 @@ def made(ranks, nodes=(0, 0, 1, 1)):
 
 def becomes(done):
     """Return whether `done()` becomes true within some seconds."""
-    give_up = time.monotonic() + seconds(20)
-    while not (is_done := done()) and time.monotonic() < give_up:
-        time.sleep(1e-3)
-    return is_done
+    return rendezvous.becomes(done, seconds(20))

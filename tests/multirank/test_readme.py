@@ -5,16 +5,14 @@ import json
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from harness.pace import seconds
+from harness.sources import PAGES, ROOT
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery"]
 
 
 def blocks(kind):

@@ -15,11 +15,9 @@ import gpucoll
 from gpucoll import cli
 from gpucoll.algorithms import registry
 from gpucoll.core.collectives import COLLECTIVES
-from harness.sources import ROOT, files, nodes_of
+from harness.sources import PAGES, ROOT, WRITTEN, files, nodes_of
 
 README = (ROOT / "README.md").read_text()
-PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery"]
-WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "gpucoll/MIGRATING.md", *PAGES]
 MODULES = [module.name for module in pkgutil.walk_packages(gpucoll.__path__, "gpucoll.")
            if not module.name.endswith(("__main__", "executors.mpi", "executors.native", "device.cuda", "device.nccl",
                                         "device.local", "nccl.nccl_collectives", "peer.ipc",

@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from gpucoll.bench import arguments
@@ -18,10 +17,8 @@ from gpucoll.bench import arguments
 import pages
 import schedulers
 from gpucoll import cli
+from harness.sources import ROOT, WRITTEN
 
-ROOT = Path(__file__).parents[2]
-WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "gpucoll" / "MIGRATING.md",
-           *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery")]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 # Programs of others, not checked here.
 THEIRS = {"module", "srun", "sbatch", "export", "pytest", "nvidia-smi"}
