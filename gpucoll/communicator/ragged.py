@@ -163,7 +163,7 @@ class VectorVariants:
         rank_info, arrays, mine = core.metadata.sizes("scatter_v", root), None, None
         if core.rank == rank_info.root:
             arrays, mine = _attempt(lambda: self._opened(check_blocks, "scatter_v", xs, options.stream, core.size))
-        metadata = {} if arrays is None else _metadata_of(arrays, tuple(map(len, arrays)))
+        metadata = {} if arrays is None else _metadata_of(*_like(arrays), tuple(map(len, arrays)))
         everyone = self._exchanged(
             "scatter_v", lambda: core.metadata.broadcast(rank_info.root, metadata, "scatter_v", mine))
         return self._scatter_known(arrays, xs, out, everyone, rank_info, options)
@@ -343,7 +343,7 @@ class VectorVariants:
         checked, mine = _attempt(check)
         lengths = () if mine else counts(checked)
         if self._core.link.exchange is not None:
-            facts = {} if mine else _metadata_of(checked, lengths)
+            facts = {} if mine else _metadata_of(*_like(checked), lengths)
             return checked, _counts_of(name, self._core.metadata.all_gather(facts, name, mine)), ""
         size = self._core.size
         mine_row = row_with({}, size, mine) if mine else _row_of(*_like(checked), lengths, size)
@@ -407,11 +407,10 @@ def _like(checked: Any) -> tuple[numpy.dtype, tuple[int, ...], bool]:
     return some.dtype, some.shape[1:], on_gpu(some)
 
 
-def _metadata_of(checked: Any, counts: Counts) -> Metadata:
-    dtype, tail, gpu = _like(checked)
+def _metadata_of(dtype: numpy.dtype, tail: tuple[int, ...], gpu: bool, counts: Counts) -> Metadata:
     return {"dtype": row_of(dtype).name, "tail": tail, "gpu": gpu, "counts": counts}
 
 
 @functools.lru_cache(KEPT)
 def _row_of(dtype: numpy.dtype, tail: tuple[int, ...], gpu: bool, counts: Counts, ranks: int) -> Array:
-    return row_with({"dtype": row_of(dtype).name, "tail": tail, "gpu": gpu, "counts": counts}, ranks)
+    return row_with(_metadata_of(dtype, tail, gpu, counts), ranks)
