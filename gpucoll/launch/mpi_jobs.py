@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from gpucoll.core.output import say
 from gpucoll.launch import bootstrap
 from gpucoll.launch.launchers import RUN
-from gpucoll.launch.standalone import GRACE, SAVE, SIGNALS, end_with
+from gpucoll.launch.standalone import GRACE, SAVE, end_with, loop_of
 
 BACKLOG = 4096  # keepers that connect at once
 # Seconds for mpiexec to end the other ranks by itself, after a rank has failed: it may know a better reason.
@@ -65,17 +65,11 @@ class MpiexecJob:
 
     def run(self) -> int:
         """Run the job to the end of mpiexec and return the exit code."""
-        import asyncio  # here, because ranks import this module and need no asyncio
-
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop_of(self._interrupted)
         with contextlib.closing(self._loop), socket.socket(socket.AF_UNIX) as listener:
             listener.bind(f"\0{self._name}")
             listener.setblocking(False)
             listener.listen(BACKLOG)
-            for number in SIGNALS:
-                # An ignored signal (as under nohup) stays ignored.
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._loop.add_signal_handler(number, self._interrupted, number)
             self._loop.add_signal_handler(signal.SIGCHLD, self._look)
             self._loop.add_reader(listener, self._accept, listener)
             # This job may be started in a rank of a job without MPI, whose name is not this job's.

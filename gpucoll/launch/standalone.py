@@ -43,6 +43,18 @@ class Parent(NamedTuple):
     ticket: int
 
 
+def loop_of(interrupted: Callable[[int], None]) -> Any:
+    """Return an event loop that hands the signals of `SIGNALS` to `interrupted`; closing it resets the handlers."""
+    import asyncio  # here, because ranks import this module and need no asyncio
+
+    loop = asyncio.new_event_loop()
+    for number in SIGNALS:
+        # An ignored signal (as under nohup) stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, interrupted, number)
+    return loop
+
+
 class Job:
     """The ranks of a job; `command` returns a rank's command line, given the text of `Parent`."""
 
@@ -59,15 +71,9 @@ class Job:
 
     def run(self) -> int:
         """Run the job to the end of all ranks and return the exit status."""
-        import asyncio  # here, because ranks import this module and need no asyncio
-
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop_of(self._interrupted)
         self._loop.set_exception_handler(self._break_off)
-        with contextlib.closing(self._loop):  # closing the loop resets the signal handlers
-            for number in SIGNALS:
-                # An ignored signal (as under nohup) stays ignored.
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    self._loop.add_signal_handler(number, self._interrupted, number)
+        with contextlib.closing(self._loop):
             self._start()
             self._loop.run_forever()
         return self._status or (0 if self._ends_well else self._lost)
