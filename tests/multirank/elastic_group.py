@@ -63,6 +63,9 @@ class Group:
                                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE))
         return self._processes[-1]
 
+    def start_all(self, program, size, *more, **options):
+        return [self.start(program, rank, size, *more, **options) for rank in range(size)]
+
     def said(self):
         found = [process.communicate(timeout=seconds(120)) for process in self._processes]
         for process, (_, errors) in zip(self._processes, found, strict=True):

@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-import logging
 import resource
 import signal
 import threading
@@ -85,36 +84,23 @@ def crosswise(mpi):
         comm.close()
 
 
-class Lines(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.said = []
-
-    def emit(self, record):
-        self.said.append(record.getMessage())
-
-
 def waited_for(mpi):
     """A rank that is slow, but in time, is named in a warning; a jump of the wall clock causes no timeout."""
-    lines = Lines()
-    guard.log.addHandler(lines)
-    try:
-        with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm, mock.patch.object(guard, "SLOW", 0.1), \
-                mock.patch("time.time", side_effect=itertools.cycle([0.0, 4e9])):
-            x = numpy.ones(3)
-            comm.all_reduce(x)
-            if comm.rank == 1:
-                assert becomes(mpi.Irecv(numpy.empty(1), 0).Test, seconds(10))  # until rank 0 has logged the warning
-                assert (comm.all_reduce(x) == comm.size).all()
-            else:
-                work = comm.all_reduce(x, async_op=True)
-                comm._core.waits.hooks.append(
-                    lambda: lines.said and not sent and sent.append(mpi.Send(numpy.ones(1), 1)))
-                sent = [] if comm.rank == 0 else [None]
-                assert (work.wait() == comm.size).all()
-                assert comm.rank or any("rank 0 has waited" in one and "rank 1" in one for one in lines.said)
-    finally:
-        guard.log.removeHandler(lines)
+    said = []
+    with mock.patch.object(guard.log, "warning", lambda text, *values: said.append(text % values)), \
+            gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm, mock.patch.object(guard, "SLOW", 0.1), \
+            mock.patch("time.time", side_effect=itertools.cycle([0.0, 4e9])):
+        x = numpy.ones(3)
+        comm.all_reduce(x)
+        if comm.rank == 1:
+            assert becomes(mpi.Irecv(numpy.empty(1), 0).Test, seconds(10))  # until rank 0 has logged the warning
+            assert (comm.all_reduce(x) == comm.size).all()
+        else:
+            work = comm.all_reduce(x, async_op=True)
+            comm._core.waits.hooks.append(lambda: said and not sent and sent.append(mpi.Send(numpy.ones(1), 1)))
+            sent = [] if comm.rank == 0 else [None]
+            assert (work.wait() == comm.size).all()
+            assert comm.rank or any("rank 0 has waited" in one and "rank 1" in one for one in said)
 
 
 def denied(mpi, where):

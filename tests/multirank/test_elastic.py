@@ -27,8 +27,7 @@ rest.close()
 
 @pytest.mark.parametrize("dies", [[0], *(pytest.param(dies, marks=pytest.mark.slow) for dies in ([1], [0, 1]))])
 def test_survivors_go_on(group, dies):
-    for rank in range(4):
-        group.start(SHRINKS, rank, 4, json.dumps(dies))
+    group.start_all(SHRINKS, 4, json.dumps(dies))
     left = [rank for rank in range(4) if rank not in dies]
     said = sorted(group.said(), key=lambda one: one["was"])
     assert [(one["was"], one["rank"], one["size"], one["all"]) for one in said] == [
@@ -53,8 +52,7 @@ shows(comm.shrink(), rank)
 
 
 def test_newcomers_find_the_port_open_while_survivors_meet(group):
-    for rank in range(3):
-        group.start(MEETS, rank, 3)
+    group.start_all(MEETS, 3)
     assert sorted(one["was"] for one in group.said()) == [0, 2]
 
 
@@ -71,8 +69,7 @@ comm.close()
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_newcomer_takes_the_number_of_the_lost_rank(group, victim):
-    for rank in range(3):
-        group.start(REPLACES, rank, 3, json.dumps([victim]))
+    group.start_all(REPLACES, 3, json.dumps([victim]))
     group.start(NEWCOMER)
     said = group.said()
     assert sorted(one["rank"] for one in said) == [0, 1, 2]
@@ -82,8 +79,7 @@ def test_a_newcomer_takes_the_number_of_the_lost_rank(group, victim):
 
 def test_the_address_outlives_two_first_ranks(group):
     """Rank 0 dies, and then the newcomer that took its number; the second newcomer finds the same address."""
-    for rank in range(3):
-        group.start(REPLACES, rank, 3, "[0, 0]")
+    group.start_all(REPLACES, 3, "[0, 0]")
     first = group.start(JOINS_TWICE)
     first.stdout.readline()  # has a rank: the second newcomer takes the next place
     group.start(JOINS_TWICE, 0, 0, "stays")
@@ -120,8 +116,7 @@ comm.close()
 
 
 def test_members_keep_their_ranks_and_newcomers_come_after(group):
-    for rank in range(2):
-        group.start(GROWS, rank, 2)
+    group.start_all(GROWS, 2)
     for _ in range(2):
         group.start(NEWCOMER)
     said = sorted(group.said(), key=lambda one: one["rank"])
@@ -147,8 +142,7 @@ comm.close()
 
 
 def test_wrong_growth_is_refused_on_every_rank(group):
-    for rank in range(2):
-        group.start(REFUSALS, rank, 2)
+    group.start_all(REFUSALS, 2)
     for one in group.said():
         first = ["ArgumentError", "GC-GROW"] if one["rank"] == 0 else ["PeerError", "GC-PEER"]
         assert one["codes"] == [first, ["MismatchError", "GC-GROW"], ["ArgumentError", "GC-GROW"],
@@ -190,7 +184,7 @@ else:
 
 
 def test_a_rank_that_left_is_not_awaited(group):
-    jobs = [group.start(LEAVES, rank, 3) for rank in range(3)]
+    jobs = group.start_all(LEAVES, 3)
     said = [json.loads(job.stdout.readline()) for job in jobs]
     assert [one.get("all") for one in said] == [None, [1, 2], [1, 2]]
 
@@ -209,7 +203,7 @@ else:
 
 
 def test_a_living_rank_that_stays_away_is_named(group):
-    jobs = [group.start(STAYS, rank, 3, timeout=1.0) for rank in range(3)]
+    jobs = group.start_all(STAYS, 3, timeout=1.0)
     assert [json.loads(jobs[rank].stdout.readline()) for rank in (0, 2)] == [{"ranks": [1]}] * 2
 
 
@@ -234,8 +228,7 @@ except gc.RankFailedError as error:
 
 
 def test_a_member_that_dies_while_the_group_grows_is_named(group):
-    for rank in range(3):
-        group.start(DIES_IN_GROW, rank, 3)
+    group.start_all(DIES_IN_GROW, 3)
     assert group.said() == [{"ranks": [1]}] * 2
 
 

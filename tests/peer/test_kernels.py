@@ -52,27 +52,22 @@ def test_every_order_gives_numpys_bits(made, check):
             check(libraries, seed)
 
 
+@pytest.mark.parametrize("script", [direct.SCRIPT, direct.SWITCHED], ids=["direct", "switch"])
 @pytest.mark.parametrize("seeds", SEEDS)
-def test_direct_operations_back_to_back(both, seeds):
+def test_operations_back_to_back(both, seeds, script):
     """All blocks or a single block of each rank are under way at once; unshared arrays are staged in sections."""
-    run = functools.partial(direct.run, both, mutants.OP, mutants.NAME)
+    run = functools.partial(direct.run, both, mutants.OP, mutants.NAME, script=script)
+    by_switch = script is direct.SWITCHED
     for size, (seed,) in itertools.product(SIZES, seeds):
         with naming((size, seed)):
             run(ranks=size, seed=seed, blocks=3, residency=(ALL, 1)[seed % 2])
-            run(ranks=size, seed=seed, count=(33, 100)[seed % 2], sections=2 + seed % 3)
+            run(ranks=size, seed=seed, count=(33, 100)[seed % 2], sections=2 + seed % 3,
+                misaligned=4 * (seed % 2) * by_switch)
+            if by_switch:
+                direct.gather(both, ranks=size, seed=seed, count=1 + seed % 70, sections=1 + seed % 4, blocks=3)
     run(ranks=4, count=20_000, blocks=4, threads=128)
-
-
-@pytest.mark.parametrize("seeds", SEEDS)
-def test_collectives_by_the_switch_back_to_back(both, seeds):
-    run = functools.partial(direct.run, both, mutants.OP, mutants.NAME, script=direct.SWITCHED)
-    for size, (seed,) in itertools.product(SIZES, seeds):
-        with naming((size, seed)):
-            run(ranks=size, seed=seed, blocks=3, residency=(ALL, 1)[seed % 2])
-            run(ranks=size, seed=seed, count=(33, 100)[seed % 2], sections=2 + seed % 3, misaligned=4 * (seed % 2))
-            direct.gather(both, ranks=size, seed=seed, count=1 + seed % 70, sections=1 + seed % 4, blocks=3)
-    run(ranks=4, count=20_000, blocks=4, threads=128)
-    direct.gather(both, ranks=4, count=20_000, blocks=4, threads=128, sections=3)
+    if by_switch:
+        direct.gather(both, ranks=4, count=20_000, blocks=4, threads=128, sections=3)
 
 
 def test_ops_and_dtypes(made):
