@@ -124,6 +124,18 @@ def emulated_kernels():
     make_usual()
 
 
+@pytest.fixture(scope="session")
+def nvrtc_release():
+    """NVRTC's version, as numbers; the test is skipped without NVRTC."""
+    from gpucoll.device import nvrtc
+    from gpucoll.errors import BackendError
+
+    try:
+        return nvrtc.version()
+    except BackendError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture
 def own_algorithms():
     """Remove algorithms registered by the test; use names unique to the test, since others may be cached."""

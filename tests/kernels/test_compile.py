@@ -14,7 +14,6 @@ import pytest
 from expected import CASES, REAL
 
 from gpucoll.device import nvrtc, sources
-from gpucoll.errors import BackendError
 from harness.grids import naming
 from oracles.oracle import DTYPES as NAMES
 
@@ -27,16 +26,7 @@ FUNCTION = re.compile(  # ptxas's words on one function: bytes, and the register
     r"(?:.*Used (\d+) registers)?"
 )
 
-pytestmark = pytest.mark.kernel
-
-
-@pytest.fixture(scope="module", autouse=True)
-def library():
-    """Return the architectures known by NVRTC; skip the tests without NVRTC."""
-    try:
-        return nvrtc.archs()
-    except BackendError as error:
-        pytest.skip(str(error))
+pytestmark = [pytest.mark.kernel, pytest.mark.usefixtures("nvrtc_release")]
 
 
 def complaints(log, entries):
@@ -64,12 +54,12 @@ def test_a_few_kernels_compile_without_spills():
 
 
 @pytest.mark.nightly
-def test_every_kernel_compiles_and_some_for_every_line_of_gpus(library):
+def test_every_kernel_compiles_and_some_for_every_line_of_gpus():
     units = [grid.MOVES, grid.scales(grid.SCALES), *(grid.casts(itertools.product([name], REAL)) for name in REAL),
              *(grid.reductions([case for case in CASES if case[1] == name]) for name in NAMES)]
     everywhere = [*grid.MOVES, *grid.reductions(grid.CORE_REDUCE), *grid.casts(grid.BOTH_WAYS),
                   *grid.scales(grid.CORE_SCALE)]  # of each kind, the kernels with the most different code
-    archs = [arch for arch in ARCHS if int(arch.removeprefix("sm_")) in library]  # known by this NVRTC
+    archs = [arch for arch in ARCHS if int(arch.removeprefix("sm_")) in nvrtc.archs()]  # known by this NVRTC
     assert ARCH in archs
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # ctypes releases Python's lock during NVRTC's work
         list(pool.map(check, [*units, *[everywhere] * len(archs)], [*[ARCH] * len(units), *archs]))

@@ -11,20 +11,11 @@ import matrix
 import pytest
 
 from gpucoll.device import command, nvrtc
-from gpucoll.errors import BackendError
-from harness import packages
 from harness.grids import naming
 
 gate = importlib.import_module("test_compile")
 
 pytestmark = pytest.mark.kernel
-
-
-def library(wheel):
-    try:
-        return matrix.library(wheel)
-    except packages.NoNetwork as error:
-        pytest.skip(f"{wheel} is not in the cache, and there is no network: {error}")
 
 
 def check(found):
@@ -37,14 +28,10 @@ def check(found):
             assert list(gate.complaints(log, found["entries"])) == []
 
 
-def test_the_environments_own_compiles_what_takes_little_time():
-    try:
-        path = nvrtc._library(None)._name
-    except BackendError as error:
-        pytest.skip(str(error))
-    found = matrix.compiled(path, matrix.SHORT, ["sm_90"])
+def test_the_environments_own_compiles_what_takes_little_time(nvrtc_release):
+    found = matrix.compiled(nvrtc._library(None)._name, matrix.SHORT, ["sm_90"])
     assert (found["version"], len(found["entries"]), [*found["reports"]]) == (
-        [*nvrtc.version()], len(matrix.SHORT), ["sm_90"])
+        [*nvrtc_release], len(matrix.SHORT), ["sm_90"])
     check(found)
 
 
@@ -55,7 +42,7 @@ def test_the_matrix_has_every_kind():
 @pytest.mark.nightly
 @pytest.mark.parametrize("wheel", matrix.WHEELS)
 def test_every_kind_by_every_version(wheel):
-    found = matrix.compiled(library(wheel), matrix.kernels(), matrix.ARCHS)
+    found = matrix.compiled(matrix.library(wheel), matrix.kernels(), matrix.ARCHS)
     version = re.search(r"==(\d+)\.(\d+)", wheel)
     assert version is None or found["version"] == [int(number) for number in version.groups()]
     assert {"sm_75", "sm_80", "sm_90"} <= {*found["reports"]} <= {*matrix.ARCHS}

@@ -13,10 +13,8 @@ import pytest
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device import nvrtc, sources
-from gpucoll.errors import BackendError
-from harness import packages
 
-pytestmark = [pytest.mark.kernel, pytest.mark.nightly]
+pytestmark = [pytest.mark.kernel, pytest.mark.nightly, pytest.mark.usefixtures("nvrtc_release")]
 
 ARCH = "sm_90"
 FLOAT = OPS["sum"], DTYPES["float32"]
@@ -29,12 +27,7 @@ def instructions(kernel, planted=("", "")):
     """Return the instructions of a peer kernel, compiled from the source with a text replaced."""
     source = sources.text(sources.reducing(kernel, *FLOAT))
     assert planted[0] in source
-    try:
-        return matrix.disassembled(nvrtc.compile_cubin(source.replace(*planted), ARCH)[0])
-    except BackendError as error:
-        pytest.skip(str(error))
-    except packages.NoNetwork as error:
-        pytest.skip(f"{matrix.DISASSEMBLER} is not in the cache, and there is no network: {error}")
+    return matrix.disassembled(nvrtc.compile_cubin(source.replace(*planted), ARCH)[0])
 
 
 def under_way(lines):

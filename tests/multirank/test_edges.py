@@ -283,21 +283,15 @@ WAYS = [pytest.param({}, id="shared"), pytest.param({"GPUCOLL_EXECUTOR": "mpi"},
         pytest.param(EMULATED, id="emulated", marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(700, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("count", "is_closed"), [
+    pytest.param(20, True, id="closed"), pytest.param(700, True, id="closed-700", marks=pytest.mark.nightly),
+    pytest.param(20, False, id="dropped", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("env", WAYS)
-def test_what_is_closed_is_gone(ranks, count, env, request):
-    if env is EMULATED:
-        request.getfixturevalue("emulated_kernels")
-    ranks(gone, 3, count, True, env=env, timeout=1200)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("env", WAYS)
-def test_what_is_dropped_is_gone(ranks, env, request):
+def test_what_is_closed_or_dropped_is_gone(ranks, count, is_closed, env, request):
     """A dropped communicator frees files, mappings and threads; MPI's part stays, since MPI frees collectively."""
     if env is EMULATED:
         request.getfixturevalue("emulated_kernels")
-    ranks(gone, 3, 20, False, env=env, timeout=1200)
+    ranks(gone, 3, count, is_closed, env=env, timeout=1200)
 
 
 @pytest.mark.parametrize("is_closed", [pytest.param(True, id="closed", marks=pytest.mark.slow),

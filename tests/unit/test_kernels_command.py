@@ -10,9 +10,8 @@ import pytest
 
 from gpucoll.cli import main
 from gpucoll.core.dtypes import DTYPES
-from gpucoll.device import command, nvrtc, sources
+from gpucoll.device import command, sources
 from gpucoll.device.store import Store
-from gpucoll.errors import BackendError
 from gpucoll.transport.rendezvous import becomes
 from harness.jobs import JOB_MARK, marked
 from harness.pace import seconds
@@ -24,12 +23,8 @@ FEW = {"cast": [sources.instance("cast", DTYPES["float32"], DTYPES["float16"])],
 
 
 @pytest.fixture(autouse=True)
-def release():
-    """Return NVRTC's version; skip the test without NVRTC."""
-    try:
-        return ".".join(map(str, nvrtc.version()))
-    except BackendError as error:
-        pytest.skip(str(error))
+def release(nvrtc_release):
+    return ".".join(map(str, nvrtc_release))
 
 
 @pytest.fixture(autouse=True)

@@ -32,30 +32,22 @@ def test_bits_are_kept_and_the_same_each_time(tmp_path):
             library.punned(word, word)) == (0, 0, 0)
 
 
-@pytest.fixture
-def library():
-    """Return NVRTC's version; skip the test without NVRTC."""
-    try:
-        return nvrtc.version()
-    except BackendError as error:
-        pytest.skip(str(error))
-
-
-def test_cubin_and_the_report_of_ptxas(library):
+def test_cubin_and_the_report_of_ptxas(nvrtc_release):
     assert {75, 80, 90} <= set(nvrtc.archs())
-    assert nvrtc.version(library[0]) == library >= (12, 0)
+    assert nvrtc.version(nvrtc_release[0]) == nvrtc_release >= (12, 0)
     cubin, log = nvrtc.compile_cubin(KERNEL, "sm_90")
     assert cubin.startswith(b"\x7fELF")
     assert "Compiling entry function 'kernel' for 'sm_90'" in log
     assert nvrtc.compile_cubin(KERNEL, "sm_90")[0] == cubin
 
 
-def test_nvrtc_says_what_is_wrong(library):
+def test_nvrtc_says_what_is_wrong(nvrtc_release):
     with pytest.raises(CompileError) as caught:
         nvrtc.compile_cubin(WRONG, "sm_90")
     assert str(caught.value) == '[GC-COMPILE] NVRTC at kernels.cu:2: identifier "unknown" is undefined'
+    major, minor = nvrtc_release
     for arch in ("sm_999", "90"):
-        with pytest.raises(BackendError, match=rf"NVRTC {library[0]}\.{library[1]} does not compile for {arch}, only"):
+        with pytest.raises(BackendError, match=rf"NVRTC {major}\.{minor} does not compile for {arch}, only"):
             nvrtc.compile_cubin("", arch)
 
 
@@ -70,7 +62,7 @@ def test_what_nvrtc_opens_by_name_is_loaded_from_beside_it(tmp_path, monkeypatch
     assert loaded == [f"{tmp_path}/libnvrtc-builtins.so.13.0", f"{tmp_path}/libnvrtc.so.13", "libnvrtc.so.13"]
 
 
-def test_all_that_decides_the_bits_is_in_the_recipes(library, monkeypatch):
+def test_all_that_decides_the_bits_is_in_the_recipes(nvrtc_release, monkeypatch):
     recipes = [gxx.recipe(), nvrtc.recipe("sm_80"), nvrtc.recipe("sm_90")]
     for compiler in (gxx, nvrtc):
         monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "-DNDEBUG"))
