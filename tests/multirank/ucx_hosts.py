@@ -27,12 +27,13 @@ def on_hosts(ranks, *argv, secrets=("s", "s"), variables=None):
     place = f"127.0.0.1:{launchers.free_port()}"
     commands = [[sys.executable, "-m", "gpucoll", "run", "--nnodes", str(len(secrets)), "--node-rank", str(node),
                  "--rendezvous", place, "-n", str(ranks), JOB, *argv] for node in range(len(secrets))]
-    *others, last = commands
     jobs = [subprocess.Popen(command, env={**os.environ, **environment, "GPUCOLL_SECRET": secret}, text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-            for command, secret in zip(others, secrets, strict=False)]
+            for command, secret in zip(commands[:-1], secrets, strict=False)]
     try:
-        ended = run_job(last, seconds(120), {**environment, "GPUCOLL_SECRET": secrets[-1]})
+        ended = run_job(commands[-1], seconds(120), {**environment, "GPUCOLL_SECRET": secrets[-1]})
+        for job in jobs if len({*secrets}) > 1 else ():  # waits in vain
+            job.terminate()
         outputs = [job.communicate(timeout=seconds(60))[0] for job in jobs]
     finally:
         for job in jobs:
@@ -55,8 +56,7 @@ def attacked_by_strangers(folder, **options):
             for place in places:
                 for number in range(HELD):
                     with contextlib.suppress(OSError):  # a place without room for a stranger refuses or is silent
-                        stranger = held.enter_context(socket.create_connection(place, 0.2))
-                        stranger.sendall(GARBAGE[number % len(GARBAGE)])
+                        held.enter_context(socket.create_connection(place, 0.2)).sendall(GARBAGE[number % len(GARBAGE)])
             (folder / "done").touch()
         return len(places)
 
