@@ -16,7 +16,7 @@ import cupy  # noqa: F401  imported once, before the forks
 from cupy._machine import MACHINE
 
 HEAD = '''
-import cupy, cupyx, numpy
+import cupy, cupyx, numpy, threading
 from cupy.cuda import nccl
 twice = cupy.RawKernel(r"""extern "C" __global__ void twice(const float* x, float* y, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -61,12 +61,27 @@ with a:
 b.wait_event(a.record())
 with b:
     z = y * 3
+    del y
 @
 with a:
-    del y
     w = cupy.full(n, 7, numpy.float32)  # fails
 same(z, h * 6)
 """, "a.wait_event(b.record())", "", WRITES),
+    "memory of another stream": ("""
+with a:
+    x = cupy.asarray(h)
+@
+gate = threading.Event()
+a.launch_host_func(lambda _: gate.wait(), None)  # what comes after does not begin
+with a:
+    del x
+    y = cupy.empty(n, numpy.float32)
+with b:
+    twice((4,), (256,), (cupy.asarray(h), y, numpy.int32(n)))  # fails
+b.synchronize()
+gate.set()
+same(y, 2 * h)
+""", "a.synchronize()", "", "writes memory that .* writes on another stream"),
     "two writers": ("""
 x = cupy.empty(n, numpy.float32)
 cupy.cuda.Device().synchronize()
@@ -191,9 +206,14 @@ over = cupy.RawKernel(r'''extern "C" __global__ void over(const float* x, float*
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < @) y[i] = 2 * x[i];
 }''', "over")
-x, y = cupy.asarray(h), cupy.empty(n, numpy.float32)
+x, y, gate = cupy.asarray(h), cupy.empty(n, numpy.float32), threading.Event()
+cupy.cuda.get_current_stream().launch_host_func(lambda _: gate.wait(), None)
 launch(over, x, y)
-same(y, 2 * h)
+z = y + 0
+del y
+shorter = cupy.zeros(n - 9, numpy.float32)
+gate.set()
+same(z, 2 * h)
 """, "n", "n + 1", "kernel over writes out of bounds"),
     "no barrier": ("""
 turned = cupy.RawKernel(r'''extern "C" __global__ void turned(const float* x, float* y) {

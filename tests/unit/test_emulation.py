@@ -171,7 +171,7 @@ def test_errors_of_streams_and_memory_are_found_and_right_programs_have_none(emu
     programs = Path(__file__).parents[1] / "programs" / "stream_errors.py"
     job = subprocess.run([sys.executable, "-m", "gpucoll", "emulate", "--gpus", "2", programs, "0", str(last)],
                          text=True, capture_output=True, timeout=seconds(200 + 20 * last), check=False)
-    count = 22 * (last + 1)
+    count = 23 * (last + 1)
     assert job.stdout == f"{count} errors found, {count} right programs without one\n", (job.stdout, job.stderr)
 
 

@@ -105,11 +105,11 @@ def launched(name, code, places, words, reads, options=()):
     numbers = [place.held for place in places if not isinstance(place.held, ndarray)]
 
     arrays = [place.held for place in places if isinstance(place.held, ndarray)]
-    check_written = written(arrays[:reads])
+    check_written, running = written(arrays[:reads]), bounded(name, addresses)
 
     def run(_kept=(stack, numbers)):
         check_written()
-        with bounded(name, addresses):
+        with running():
             function.run((1, 1, 1), (1, 1, 1), given, 0)
         return True
 

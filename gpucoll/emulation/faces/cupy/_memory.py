@@ -9,6 +9,7 @@ import bisect
 import collections
 import contextlib
 import ctypes
+import functools
 import threading
 import time
 import weakref
@@ -36,6 +37,7 @@ _starts, _chunks = [], []  # sorted by address, for bisection
 pinned = []  # pinned memory of the host in use: pairs of address and bytes
 foreign = []  # not empty: all other memory of the process is memory of each GPU, see torch_streams.py
 _free = collections.defaultdict(list)  # free chunks by (device, stream, size, pool)
+_freed = collections.defaultdict(list)  # by (device, stream): chunks freed since the last allocation there, with keys
 
 
 class Chunk:
@@ -49,10 +51,9 @@ class Chunk:
         self.bytes, self.nbytes, self.device = room[first:first + nbytes], nbytes, device
         self.guards = [] if given is not None else [room[first - UNIT:first], room[first + nbytes:][:UNIT]]
         self.live = given is not None
-        self.spoiler = None  # the stream that overwrites the freed memory
         self.reads, self.writes = [], []  # the last accesses, see _order.py
         self.size, self.made, self.pool = nbytes, "", None  # bytes, line and pool of the allocation
-        self.is_written = given is not None
+        self.is_written, self.is_used = given is not None, False
         with _lock:
             place = bisect.bisect(_starts, self.start)
             _starts.insert(place, self.start)
@@ -62,9 +63,9 @@ class Chunk:
         """Give the memory to a new allocation."""
         self.size, self.made, self.is_written, self.live = size, _line(), False, True
 
-    def clean(self):
-        """Return whether each guard, and the rest behind the allocation, has the bytes of fresh memory."""
-        return [bool((one == GARBAGE).all()) for one in (*self.guards, self.bytes[self.size:])]
+    def clean(self, size):
+        """Return whether each guard, and the rest behind `size` bytes, has the bytes of fresh memory."""
+        return [bool((one == GARBAGE).all()) for one in (*self.guards, self.bytes[size:])]
 
     def forget(self):
         """Remove the chunk, so that addresses in the chunk become invalid."""
@@ -91,23 +92,26 @@ class Memory(BaseMemory):
             self._key = (self.device_id, _ptr(), -(-nbytes // UNIT) * UNIT, pool)
             # Memory freed before must be available to this allocation, as in CuPy.
             MACHINE.settle()
-            with _lock:
-                self.chunk = _free[self._key].pop() if _free[self._key] else None
+            # As by the owner of this allocation, which could be any of these: a missing order shows as garbage.
+            for key, chunk in _freed.pop(self._key[:2], ()):
+                if on("memory") and MACHINE.fault is None:
+                    MACHINE.put(MACHINE.queue(key[1]), functools.partial(_overwritten, chunk))
+                chunk.is_used = False
+                _free[key].append(chunk)  # not before: another thread must not write there first
+            with contextlib.suppress(IndexError):
+                self.chunk = _free[self._key].pop()
             if self.chunk is None:
                 synchronising("cudaMalloc", self.device_id)
                 self.chunk = Chunk(self._key[2], self.device_id)
                 self.chunk.pool = pool
             self.chunk.owned(nbytes)
-            # A destroyed stream leaves memory to the stream with its handle: that stream's work is the next to write.
-            if self.chunk.spoiler is not _queue(self._key):
-                self.chunk.spoiler = None
             self.ptr = self.chunk.start
 
     def free(self):
         if getattr(self, "chunk", None) is not None:
             self.chunk.live, chunk, self.chunk = False, self.chunk, None
             # Deferred: a finalizer may run inside any lock, and on the GPU's thread.
-            MACHINE.due.append(lambda key=self._key: _spoil(key, chunk))
+            MACHINE.due.append(lambda key=self._key: _freed[key[:2]].append((key, chunk)))
 
     __del__ = free
 
@@ -116,15 +120,24 @@ def _line():
     return _order.line() if on("order") else ""
 
 
-@contextlib.contextmanager
 def bounded(name, addresses):
-    """Raise UsageError if a kernel that gets these addresses writes beside the memory of one."""
-    chunks = {chunk: chunk.clean() for chunk in map(chunk_at, addresses) if chunk is not None} if on("memory") else {}
-    yield
-    for chunk, before in chunks.items():
-        if chunk.clean() != before:
-            raise UsageError(f"kernel {name} writes out of bounds: beside the {chunk.size} bytes that were allocated "
-                             f"at {chunk.made}", code="GC-EMULATION")
+    """Return what makes the context of a kernel given addresses: UsageError if it writes beside the memory of one.
+
+    Called by the launch: before the kernel runs, the host may free the memory and make a shorter allocation there.
+    """
+    chunks = {*map(chunk_at, addresses)} - {None} if on("memory") else ()
+    given = [(chunk, chunk.size, chunk.made) for chunk in chunks]
+
+    @contextlib.contextmanager
+    def running():
+        before = [chunk.clean(size) for chunk, size, _ in given]
+        yield
+        for (chunk, size, made), clean in zip(given, before, strict=True):
+            if chunk.clean(size) != clean:
+                raise UsageError(f"kernel {name} writes out of bounds: beside the {size} bytes that were allocated "
+                                 f"at {made}", code="GC-EMULATION")
+
+    return running
 
 
 class Adopted:
@@ -157,29 +170,9 @@ def _after_all(action):
         MACHINE.put(MACHINE.queues[-1], lambda: action() is None, under_way)
 
 
-def _spoil(key, chunk):
-    """Return freed memory to the pool, by the rule `memory` overwritten in its stream's order as by the next owner.
-
-    A missing synchronization then shows as garbage. For a destroyed stream, a new stream with the same handle, if any,
-    overwrites the memory, without order after the old stream.
-    """
-    queue = _queue(key)
-    if queue is not None and MACHINE.fault is None and on("memory"):
-        chunk.spoiler = queue
-        MACHINE.put(queue, lambda: _overwritten(chunk, queue))
-    with _lock:
-        _free[key].append(chunk)
-
-
-def _queue(key):
-    """Return the stream to which freed memory belongs now, None if there is none."""
-    queue = MACHINE.queues[key[0]] if key[1] in (0, 1) else MACHINE.objects.get(key[1])
-    return queue if isinstance(queue, Queue) else None
-
-
-def _overwritten(chunk, queue):
-    """Overwrite memory, unless an array on another stream has it already; return True."""
-    if chunk.spoiler is queue:
+def _overwritten(chunk):
+    """Overwrite memory, unless an owner uses it, perhaps on another stream; return True."""
+    if not chunk.is_used:
         chunk.bytes.fill(GARBAGE)
     return True
 

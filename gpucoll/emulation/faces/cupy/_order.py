@@ -68,7 +68,7 @@ def touched(queue, reads, writes, kernel=""):
             if chunk is None:
                 _memory.view(low, high - low, queue.device)  # raises CUDARuntimeError for memory that was freed
                 continue
-            chunk.is_written |= is_write
+            chunk.is_written, chunk.is_used = chunk.is_written or is_write, True
             if queue.capture is not None:
                 queue.capture.uses.append((chunk, low, high, is_write))
             else:

@@ -144,10 +144,11 @@ class UserKernel:
         constants = entry.constants()
         check_written = written([one for one, is_read in zip(args, constants, strict=False)
                                  if is_read and isinstance(one, ndarray)])
+        running = _memory.bounded(self.name, [int.from_bytes(row, "little") for row in given if len(row) == 8])
 
         def run():
             check_written()
-            with _memory.bounded(self.name, [int.from_bytes(row, "little") for row in given if len(row) == 8]):
+            with running():
                 entry.run(grid, block, given, shared_mem)
             return True
 
@@ -258,7 +259,9 @@ def check_addresses(name, argument, device):
     """Raise RuntimeError if a word of the argument is an address of freed memory or of another GPU's memory."""
     for word in argument.view(numpy.uint64) if argument.nbytes % 8 == 0 else ():
         chunk = _memory.chunk_at(int(word))
-        there = None if chunk is None else chunk.device
-        if chunk is not None and not (chunk.live and (there == device or (device, there) in _memory.peers)):
+        if chunk is None:
+            continue
+        if not (chunk.live and (chunk.device == device or (device, chunk.device) in _memory.peers)):
             state = f"memory of GPU {chunk.device}" if chunk.live else "memory that was freed"
             raise RuntimeError(f"{name} is given {int(word):#x}, {state}")
+        chunk.is_used = True
