@@ -37,7 +37,7 @@ _starts, _chunks = [], []  # sorted by address, for bisection
 pinned = []  # pinned memory of the host in use: pairs of address and bytes
 foreign = []  # not empty: all other memory of the process is memory of each GPU, see torch_streams.py
 _free = collections.defaultdict(list)  # free chunks by (device, stream, size, pool)
-_freed = collections.defaultdict(list)  # by (device, stream): chunks freed since the last allocation there, with keys
+_freed = collections.defaultdict(list)  # by (device, stream): chunks freed since the last allocation there
 
 
 class Chunk:
@@ -93,11 +93,9 @@ class Memory(BaseMemory):
             # Memory freed before must be available to this allocation, as in CuPy.
             MACHINE.settle()
             # As by the owner of this allocation, which could be any of these: a missing order shows as garbage.
-            for key, chunk in _freed.pop(self._key[:2], ()):
+            for chunk in _freed.pop(self._key[:2], ()):
                 if on("memory") and MACHINE.fault is None:
-                    MACHINE.put(MACHINE.queue(key[1]), functools.partial(_overwritten, chunk))
-                chunk.is_used = False
-                _free[key].append(chunk)  # not before: another thread must not write there first
+                    MACHINE.put(MACHINE.queue(self._key[1]), functools.partial(_overwritten, chunk))
             with contextlib.suppress(IndexError):
                 self.chunk = _free[self._key].pop()
             if self.chunk is None:
@@ -109,9 +107,10 @@ class Memory(BaseMemory):
 
     def free(self):
         if getattr(self, "chunk", None) is not None:
-            self.chunk.live, chunk, self.chunk = False, self.chunk, None
+            chunk, self.chunk = self.chunk, None
+            chunk.live = chunk.is_used = False
             # Deferred: a finalizer may run inside any lock, and on the GPU's thread.
-            MACHINE.due.append(lambda key=self._key: _freed[key[:2]].append((key, chunk)))
+            MACHINE.due.append(lambda key=self._key: (_free[key].append(chunk), _freed[key[:2]].append(chunk)))
 
     __del__ = free
 
