@@ -242,14 +242,16 @@ while True:
 @pytest.mark.parametrize("words", [
     ["verify"], ["precheck", "-n", "2", "busy.py"],
     pytest.param(["verify", "--ranks", "1..16,40,41,42,43,44"], marks=pytest.mark.slow)])
-def test_ctrl_c_ends_a_command_with_one_line(tmp_path, words):
+def test_ctrl_c_ends_a_command_with_one_line(tmp_path, words, monkeypatch):
     (tmp_path / "busy.py").write_text(BUSY)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     process, token = start(command(*words), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     (process.stderr if words[0] == "precheck" else process.stdout).readline()  # in the midst of its work
     os.killpg(process.pid, signal.SIGINT)
     errors = process.communicate(timeout=seconds(20))[1]
     assert ended(process, token) == 130
     assert errors.removeprefix("on\n") == f"gpucoll {words[0]}: interrupted\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["busy.py"]  # no file is left
 
 
 GOES_ON = """
