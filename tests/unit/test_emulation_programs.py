@@ -62,6 +62,25 @@ others = [numpy.full(size, -1.0) for size in 99 * [90, 300]]
 gate.set()
 same(y, numpy.array(2 * [numpy.arange(0.0, 180.0, 2.0)]))
 ''',
+    "threads with streams of their own": '''
+import threading
+found, two = [], cupy.cuda.Stream(non_blocking=True)
+def total(number):
+    with cupy.cuda.Stream(non_blocking=True):
+        found.append(float((cupy.full(90, number) ** 2).sum()))
+def used():
+    x = cupy.arange(90.0)
+    two.wait_event(cupy.cuda.get_current_stream().record())
+    with two:
+        found.append(float((x * 2).sum()))
+def other():
+    found.append(float(cupy.ones(90).sum()))
+for work, *given in 4 * [(total, 2), (total, 3), (used,), (other,)]:
+    thread = threading.Thread(target=work, args=given)
+    thread.start()
+    thread.join()
+assert found == 4 * [360, 810, 8010, 90]
+''',
     "kernels in Python": '''
 from cupyx import jit
 @jit.rawkernel(device=True)

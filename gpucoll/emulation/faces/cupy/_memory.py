@@ -20,6 +20,7 @@ from gpucoll.errors import UsageError
 
 from . import _order
 from ._capture import synchronising
+from ._clocks import host_clock
 from ._machine import MACHINE, Queue, check
 from .hostile import on
 
@@ -43,17 +44,16 @@ _freed = collections.defaultdict(list)  # by (device, stream): chunks freed sinc
 class Chunk:
     """A range of device memory. `live`: used by an array, or, for memory `given` by malloc, not yet freed."""
 
-    def __init__(self, nbytes, device, given=None, unit=UNIT):
+    def __init__(self, nbytes, device, given=None, unit=UNIT, pool=None):
         # UNIT spare bytes make room for CuPy's alignment to UNIT, and UNIT bytes lie on both sides as guards.
         room = numpy.full(nbytes + 3 * UNIT, GARBAGE, numpy.uint8) if given is None else given
         self.start = -(-room.ctypes.data // unit) * unit + UNIT * (given is None)
         first = self.start - room.ctypes.data
         self.bytes, self.nbytes, self.device = room[first:first + nbytes], nbytes, device
         self.guards = [] if given is not None else [room[first - UNIT:first], room[first + nbytes:][:UNIT]]
-        self.live = given is not None
+        self.live = self.is_written = given is not None
         self.reads, self.writes = [], []  # the last accesses, see _order.py
-        self.size, self.made, self.pool = nbytes, "", None  # bytes, line and pool of the allocation
-        self.is_written, self.is_used = given is not None, False
+        self.size, self.made, self.pool, self.is_used = nbytes, "", pool, False  # of the allocation; `made` is a line
         with _lock:
             place = bisect.bisect(_starts, self.start)
             _starts.insert(place, self.start)
@@ -61,7 +61,10 @@ class Chunk:
 
     def owned(self, size):
         """Give the memory to a new allocation."""
-        self.size, self.made, self.is_written, self.live = size, _line(), False, True
+        self.size, self.made, self.is_written, self.live = size, _order.line() if on("order") else "", False, True
+        # A stream with the handle of a destroyed one comes after the work of it that has ended.
+        self.reads, self.writes = ([one for one in kept if one.queue.ended < one.count or MACHINE.objects.get(
+            one.queue.handle, one.queue) is one.queue] for kept in (self.reads, self.writes))
 
     def clean(self, size):
         """Return whether each guard, and the rest behind `size` bytes, has the bytes of fresh memory."""
@@ -100,8 +103,7 @@ class Memory(BaseMemory):
                 self.chunk = _free[self._key].pop()
             if self.chunk is None:
                 synchronising("cudaMalloc", self.device_id)
-                self.chunk = Chunk(self._key[2], self.device_id)
-                self.chunk.pool = pool
+                self.chunk = Chunk(self._key[2], self.device_id, pool=pool)
             self.chunk.owned(nbytes)
             self.ptr = self.chunk.start
 
@@ -109,14 +111,13 @@ class Memory(BaseMemory):
         if getattr(self, "chunk", None) is not None:
             chunk, self.chunk = self.chunk, None
             chunk.live = chunk.is_used = False
+            # This thread knows that some accesses have ended: they are before all of the next owner, in any thread.
+            chunk.reads, chunk.writes = ([one for one in kept if host_clock().get(one.queue, 0) < one.count]
+                                         for kept in (chunk.reads, chunk.writes))
             # Deferred: a finalizer may run inside any lock, and on the GPU's thread.
             MACHINE.due.append(lambda key=self._key: (_free[key].append(chunk), _freed[key[:2]].append(chunk)))
 
     __del__ = free
-
-
-def _line():
-    return _order.line() if on("order") else ""
 
 
 def bounded(name, addresses):
@@ -124,8 +125,7 @@ def bounded(name, addresses):
 
     Called by the launch: before the kernel runs, the host may free the memory and make a shorter allocation there.
     """
-    chunks = {*map(chunk_at, addresses)} - {None} if on("memory") else ()
-    given = [(chunk, chunk.size, chunk.made) for chunk in chunks]
+    given = [(one, one.size, one.made) for one in ({*map(chunk_at, addresses)} - {None} if on("memory") else ())]
 
     @contextlib.contextmanager
     def running():
@@ -258,7 +258,7 @@ def copied(queue, dst, src, size):
     to_pinned = chunks[0] is None and is_late[0]
     if to_pinned:
         to[:] = GARBAGE
-    place, begun_at = _line() if is_late[1] and chunks[1] is None else "", time.process_time()
+    place, begun_at = _order.line() if is_late[1] and chunks[1] is None else "", time.process_time()
 
     def copy():
         if to_pinned and not MACHINE.hurry and time.process_time() < begun_at + IDLE:
