@@ -62,9 +62,9 @@ class Chunk:
     def owned(self, size):
         """Give the memory to a new allocation."""
         self.size, self.made, self.is_written, self.live = size, _order.line() if on("order") else "", False, True
-        # A stream with the handle of a destroyed one comes after the work of it that has ended.
-        self.reads, self.writes = ([one for one in kept if one.queue.ended < one.count or MACHINE.objects.get(
-            one.queue.handle, one.queue) is one.queue] for kept in (self.reads, self.writes))
+        # Whatever comes now is after the ended work of destroyed streams. Null streams are no objects.
+        self.reads, self.writes = ([one for one in kept if (q := one.queue).ended < one.count or MACHINE.objects.get(
+            q.handle, not q.handle and q) is q] for kept in (self.reads, self.writes))
 
     def clean(self, size):
         """Return whether each guard, and the rest behind `size` bytes, has the bytes of fresh memory."""
