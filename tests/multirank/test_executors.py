@@ -81,6 +81,21 @@ def test_a_training_in_cupy(mpiexec, emulated_kernels, gpus, temper):
     assert sorted(job.stdout.splitlines()) == [f"rank {rank} of {gpus}: True" for rank in range(gpus)]
 
 
+@pytest.mark.emulated
+@pytest.mark.parametrize("executor", ["nccl", "peer"])
+@pytest.mark.parametrize("temper", ["strict", "quick"])
+@pytest.mark.parametrize(("ranks", "count"), [
+    pytest.param(2, 12, marks=pytest.mark.slow), pytest.param(3, 100, marks=pytest.mark.nightly)])
+def test_random_programs_in_cupy(mpiexec, emulated_kernels, monkeypatch, ranks, count, temper, executor):
+    monkeypatch.setenv("GPUCOLL_EXECUTOR", executor)
+    program = Path(mixture.__file__).with_name("programs") / "cupy_mixture.py"
+    first = generator("cupy").randrange(10**6)
+    job = mpiexec(ranks, sys.executable, "-m", "gpucoll", "emulate", "--gpus", str(ranks), "--temper", temper,
+                  program, str(first), str(count), timeout=seconds(400))
+    assert job.returncode == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == [f"rank {rank}: wrong []" for rank in range(ranks)]
+
+
 def test_native_collectives_on_all_ops_and_dtypes(ranks):
     for collective in REDUCTIONS:
         ranks(collectives.every_op_and_dtype, 4, collective, "native", 1, timeout=seconds(100))
