@@ -145,6 +145,11 @@ def dlpack(comm):
     with ours:
         same(y, total)
     assert foreign.asked == [ours.ptr]
+    elsewhere, foreign = cupy.cuda.Stream(non_blocking=True), Foreign(x, theirs)
+    y = comm.all_reduce(foreign, algorithm="tree", stream=elsewhere)
+    with elsewhere:
+        same(y, total)
+    assert foreign.asked == [elsewhere.ptr]
     with theirs:
         out = cupy.zeros(900, numpy.float32)
         given = Foreign(out, theirs)
