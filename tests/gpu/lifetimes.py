@@ -145,7 +145,7 @@ def many_calls(comm, algorithm):
         if graph is not None:
             graph.launch()
             same(captured, expected)
-    assert all((one.get() == GARBAGE).all() for one in garbage)
+        assert all((one.get() == GARBAGE).all() for one in garbage)
 
 
 def elsewhere(comm, *algorithms):
