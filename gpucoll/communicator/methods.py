@@ -427,8 +427,9 @@ class Communicator:
     def group(self) -> contextlib.AbstractContextManager[None]:
         """Run all calls of the block together at its end; their results are valid after the block.
 
-        All messages between two ranks start before the first wait; collectives follow in the order of the calls. Groups
-        do not nest: UsageError.
+        All messages between two ranks start before the first wait; collectives follow in the order of the calls. On a
+        GPU the collectives wait for the messages, as on one stream. So the other rank may not make its end of a message
+        after its calls of these collectives, unless in a group with them. Groups do not nest: UsageError.
         """
         return self._points.group()
 

@@ -53,7 +53,7 @@ class Chunk:
         self.guards = [] if given is not None else [room[first - UNIT:first], room[first + nbytes:][:UNIT]]
         self.live = self.is_written = given is not None
         self.reads, self.writes = [], []  # the last accesses, see _order.py
-        self.size, self.made, self.pool, self.is_used = nbytes, "", pool, False  # of the allocation; `made` is a line
+        self.size, self.made, self.pool, self.is_used = nbytes, "", pool, False  # `made`: the line of the allocation
         with _lock:
             place = bisect.bisect(_starts, self.start)
             _starts.insert(place, self.start)
@@ -121,7 +121,7 @@ class Memory(BaseMemory):
 
 
 def bounded(name, addresses):
-    """Return what makes the context of a kernel given addresses: UsageError if it writes beside the memory of one.
+    """Return a function for the context of a kernel's run: UsageError if it writes beside the memory at an address.
 
     Called by the launch: before the kernel runs, the host may free the memory and make a shorter allocation there.
     """
@@ -149,7 +149,7 @@ class Adopted:
 
     def __del__(self):
         if hasattr(self, "_chunk"):
-            # The chunk keeps the memory for the work under way, until then.
+            # The chunk keeps the memory until the work under way has ended.
             self._chunk.host, self._chunk.live = self._host, False
             MACHINE.due.append(lambda chunk=self._chunk: _after_all(chunk.forget))
 
