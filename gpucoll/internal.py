@@ -21,12 +21,12 @@ from gpucoll.arrays import (
     check_input,
     check_output,
     check_writable,
-    combiner,
     is_alike,
     module_of,
     on_gpu,
     same_memory,
 )
+from gpucoll.arrays.reductions import combiner
 from gpucoll.arrays.segments import Heap, Segment, on_host
 from gpucoll.communicator import Communicator, Transport, leaving
 from gpucoll.communicator.gpu import DeviceSpace, Gpu

@@ -13,8 +13,7 @@ from fractions import Fraction
 
 import numpy
 
-from gpucoll.arrays.accept import Array
-from gpucoll.core.dtypes import EXTENDED, Dtype, numpy_dtype
+from gpucoll.core.dtypes import EXTENDED, Array, Dtype, numpy_dtype
 
 WIDE = numpy.dtype(numpy.float64)
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy
 
-from gpucoll.arrays.accept import Array, address
+from gpucoll.arrays import Array, address
 
 # Bytes of the first slab, and of later slabs at least: slabs of growing size bound what is reserved and never used.
 FIRST_SLAB, SLAB = 1 << 22, 1 << 26

@@ -7,8 +7,7 @@ from typing import Any
 import numpy
 
 from gpucoll.algorithms import own_names
-from gpucoll.arrays import check_input, module_of
-from gpucoll.arrays.space import promised
+from gpucoll.arrays import check_input, module_of, promised
 from gpucoll.communicator.backends import able
 from gpucoll.communicator.core import Core
 from gpucoll.core.collectives import collective as collective_row

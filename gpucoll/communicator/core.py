@@ -23,9 +23,10 @@ from gpucoll.arrays import (
     is_borrowed,
     on_gpu,
     prepare,
+    promised,
+    scaled_mean,
     torch_stream,
 )
-from gpucoll.arrays.space import promised, scaled_mean
 from gpucoll.communicator.backends import Key, compile_request, not_known
 from gpucoll.communicator.calls import CallOptions, CallTable
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, is_on_device, on_side_stream

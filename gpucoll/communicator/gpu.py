@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from gpucoll.arrays import HOST, Array, Prepared, Space, Target, address, on_gpu
+from gpucoll.arrays import HOST, Array, Prepared, Space, Target, address, divisor, on_gpu
 from gpucoll.arrays.segments import Heap
-from gpucoll.arrays.space import divisor
 from gpucoll.communicator.backends import output_of
 from gpucoll.communicator.transports import Transport
 from gpucoll.core.dtypes import Dtype, numpy_dtype, row_of

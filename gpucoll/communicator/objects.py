@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from gpucoll.arrays import Array, address, split
+from gpucoll.arrays import Array, address
+from gpucoll.arrays.blocks import split
 from gpucoll.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -17,20 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy
 
-from gpucoll.arrays import (
-    HOST,
-    Array,
-    RankInfo,
-    check_blocks,
-    check_rows,
-    flat,
-    form_blocks,
-    joined,
-    kind_of,
-    on_gpu,
-    prepare_blocks,
-    room_for,
-)
+from gpucoll.arrays import HOST, Array, RankInfo, flat, joined, kind_of, on_gpu
+from gpucoll.arrays.blocks import check_blocks, check_rows, form_blocks, prepare_blocks, room_for
 from gpucoll.communicator.backends import Key
 from gpucoll.communicator.calls import CallOptions
 from gpucoll.communicator.core import Core, reports_refusals

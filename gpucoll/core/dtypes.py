@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 import numpy
 
 from gpucoll.errors import DtypeError
 
+Array: TypeAlias = numpy.ndarray[Any, Any]  # NumPy's array, or CuPy's with the same interface
 Kind = Literal["bool", "int", "float", "complex"]
 
 
@@ -59,7 +60,7 @@ DTYPES: dict[str, Dtype] = {
 # Numbers of the dtypes in messages between two ranks: a receive of another dtype must not take a message.
 # Code 0 means bytes of any dtype, code 1 a message of the library itself (gpucoll.distributed).
 CODES = {name: code for code, name in enumerate(DTYPES, 2)}
-# A sum in these dtypes may overflow although the mean is representable: see `gpucoll.arrays.space.scaled_mean`.
+# A sum in these dtypes may overflow although the mean is representable: see `gpucoll.arrays.scaled_mean`.
 SMALL_RANGE = ("float16", "float8_e4m3fn", "float8_e5m2")
 EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 

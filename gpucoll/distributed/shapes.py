@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays import Array, check_apart, check_input, check_output, overlap
+from gpucoll.arrays import Array, check_input, check_output, overlap
+from gpucoll.arrays.blocks import check_apart
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, DtypeError, MismatchError
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays import Array, combiner
+from gpucoll.arrays import Array
+from gpucoll.arrays.reductions import combiner
 from gpucoll.device.messages import receiver
 from gpucoll.executors import Call, CallRequest, Executor
 from gpucoll.plan import Message, Plan, Reduction, Span, Step

@@ -15,7 +15,8 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from gpucoll.arrays import address, combiner
+from gpucoll.arrays import address
+from gpucoll.arrays.reductions import combiner
 from gpucoll.arrays.segments import at
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES, Dtype, numpy_dtype

@@ -20,9 +20,8 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
-from gpucoll.core.chunks import Layout, Ragged
 from gpucoll.core.collectives import COLLECTIVES
-from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice
+from gpucoll.core.schedule import Copy, Layout, Ragged, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice
 
 # Rounds use the halves in turn, so that a round may begin while results of the round before still read the other half.
 HALVES = ("even", "odd")

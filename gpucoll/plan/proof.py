@@ -18,9 +18,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from gpucoll.core.chunks import Layout, Ragged
 from gpucoll.core.collectives import COLLECTIVES, Collective
-from gpucoll.core.schedule import Schedule, Slice
+from gpucoll.core.schedule import Layout, Ragged, Schedule, Slice
 from gpucoll.plan import HALVES, PEER, Layouts, Message, Plan, Span, Step
 from gpucoll.verify.symbolic import DIGIT, ScheduleError
 

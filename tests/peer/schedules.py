@@ -5,11 +5,10 @@ import functools
 import numpy
 
 from gpucoll.algorithms import schedule
-from gpucoll.core.chunks import Layout
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
-from gpucoll.core.schedule import Copy, Recv, Schedule, Send, Slice
+from gpucoll.core.schedule import Copy, Layout, Recv, Schedule, Send, Slice
 from gpucoll.device import sources
 from gpucoll.device.peer import Room
 from gpucoll.executors.peer.step_tables import BUFFERS, check, program, tables

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy
 
 from gpucoll import elementwise_op
-from gpucoll.arrays.space import combiner
+from gpucoll.arrays.reductions import combiner
 from gpucoll.core import parsing
 from gpucoll.core.dtypes import DTYPES
 

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from gpucoll.algorithms import algorithms, schedule, schedules
-from gpucoll.core.chunks import Layout
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES
-from gpucoll.core.schedule import Copy, Recv, RecvReduce, Schedule, Send, Slice
+from gpucoll.core.schedule import Copy, Layout, Recv, RecvReduce, Schedule, Send, Slice
 from gpucoll.executors.engine.instructions import Writer
 from gpucoll.executors.engine.tables import CALL, PUBLISH, WAIT
 from gpucoll.plan import PEER, Layouts, Message, Plan, Reduction, Span, proof

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from gpucoll.arrays.space import HOST, check_op, combiner
+from gpucoll.arrays import HOST, check_op
+from gpucoll.arrays.reductions import combiner
 from gpucoll.core.dtypes import DTYPES, numpy_dtype, row_of
 from gpucoll.core.ops import OPS, ReduceOp, elementwise_op, op_of, premul_sum
 from gpucoll.errors import ArgumentError, DtypeError

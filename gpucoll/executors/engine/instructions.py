@@ -34,7 +34,8 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays import HOST, combiner
+from gpucoll.arrays import HOST
+from gpucoll.arrays.reductions import combiner
 from gpucoll.arrays.segments import at
 from gpucoll.core.dtypes import Dtype, numpy_dtype
 from gpucoll.core.ops import Op

@@ -11,8 +11,8 @@ import numpy
 
 from gpucoll.algorithms import find
 from gpucoll.arrays import address
-from gpucoll.core.chunks import Ragged
 from gpucoll.core.ops import EXACT_NAMES
+from gpucoll.core.schedule import Ragged
 from gpucoll.device import Device, Stream
 from gpucoll.device.launch import WORD, Arguments
 from gpucoll.device.peer import GROUP_WORDS, NOWHERE, ROW, Places

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy
 
-from gpucoll.core.chunks import Ragged
+from gpucoll.core.schedule import Ragged
 from gpucoll.device.launch import WORD
 from gpucoll.device.peer import LANE, PART, ROUND, WRITE
 from gpucoll.plan import HALVES, Layouts, Message, Plan, Reduction, Span
