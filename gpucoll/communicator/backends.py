@@ -22,8 +22,8 @@ from gpucoll.executors import Call, CallRequest, Executor, Refusal
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.health.flight import CALLS, HEAD, LAST, Flight
 from gpucoll.health.guard import Guard
-from gpucoll.health.observed import CallObserver, Comparison, Recorded, observed
-from gpucoll.health.preflight import Preflight
+from gpucoll.health.observed import CallObserver, observed
+from gpucoll.health.preflight import Deferred, Preflight
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.plan import Layouts, Plan
 from gpucoll.progress.operations import Operation
@@ -132,18 +132,19 @@ class HostBackend:
         self._shared: Any = shared or (messages if messages and messages.on_engine else None)
         self._with_engine = [one for one in (shared, messages) if one]
         self._walker = messages if isinstance(messages, MpiExecutor) else None
-        self._comparison: Comparison | None = None
+        self._comparison: Preflight | Deferred | None = None
         self._observers: list[CallObserver] = []
         self._reported: list[CallObserver] = []  # of calls that the engine does not record: the flight record, too
 
-    def observe(self, flight: Flight | None, observers: Sequence[CallObserver], comparison: Comparison | None) -> None:
+    def observe(self, flight: Flight | None, observers: Sequence[CallObserver],
+                comparison: Preflight | Deferred | None) -> None:
         """Compare, record and observe every call; with observers no call is left to the engine alone.
 
         `comparison` compares by messages. The engine of `shared` compares without messages: it reads the call
         descriptors of the other ranks.
         """
         self._observers, self._comparison = [*observers], comparison
-        self._reported = [*([] if flight is None else [Recorded(flight)]), *observers]
+        self._reported = [*([] if flight is None else [flight]), *observers]
         if self._shared is not None:
             if self._shared.name != "shared":
                 self._shared.comparison = comparison
@@ -304,11 +305,11 @@ def not_known(*_: Any) -> Any:
 def _made(link: Transport, timeout: float, asked: str | None, check: str | None
           ) -> tuple[EngineExecutor | None, EngineExecutor | MpiExecutor, NativeExecutor | None]:
     """Return the executors for host arrays: of shared memory, of messages, of MPI. A collective call of processes."""
-    from gpucoll.executors.engine import EngineExecutor, library
+    from gpucoll.executors.engine import MESSAGES, EngineExecutor, library
 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID
     shared = native = None
-    if asked in (None, name) and link.shares_memory:
+    if asked not in MESSAGES and link.shares_memory:  # also beside executors of GPUs: the engine compares their calls
         shared = EngineExecutor(link, timeout, check, name)
         # Threads meet in `init_local`: one thread may make all communicators.
         if link.mpi is not None:

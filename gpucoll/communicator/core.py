@@ -41,7 +41,7 @@ from gpucoll.core.signature import Signature
 from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, RevokedError, UsageError
 from gpucoll.executors import Call, CallRequest, ReadyCall
-from gpucoll.health.shares import HEADER, TIMED
+from gpucoll.health.shares import TIMED, kind_of
 from gpucoll.launch.bootstrap import Options
 from gpucoll.progress.operations import Operation, Work
 from gpucoll.tuner import Tuner, rules
@@ -273,13 +273,13 @@ class Core:
         request = call.request
         if request.device != "cpu":
             return None
-        name = HEADER + request.header if request.header else request.collective
-        return self.clock.sums.times[name, call.executor.name, request.algorithm, request.nbytes.bit_length()]
+        name, bits = kind_of(request)
+        return self.clock.sums.times[name, call.executor.name, request.algorithm, bits]
 
     def measured(self, operation: Operation, request: CallRequest, place: str | None = None) -> Operation:
-        """Return the operation of a call, with its shares counted for `stats`; `place` is as in `CallShares`."""
-        name = HEADER + request.header if request.header else request.collective
-        return self.clock.measured(operation, name, request.nbytes, place)
+        """Return the operation of a call, with its shares counted for `stats`; see `CallClock.measured`."""
+        return self.clock.measured(operation, kind_of(request), request.nbytes, place,
+                                   by_events=request.device == "cuda")
 
     def timed(self, operation: Operation, name: str, seconds: Array | None) -> None:
         if seconds is None:

@@ -22,8 +22,7 @@ from gpucoll.device.streams import Output, StreamOrder
 from gpucoll.errors import ArgumentError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import Call, Executor, ReadyCall
 from gpucoll.health.device_shares import DeviceShares
-from gpucoll.health.observed import CallObserver, Comparison, observed
-from gpucoll.health.preflight import Deferred
+from gpucoll.health.observed import CallObserver, observed
 from gpucoll.health.shares import CallClock
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.progress.operations import Operation, keep_for_ever
@@ -52,7 +51,7 @@ class Gpu:
         self.make_peer: Callable[[], PeerExecutor] | None = None
         self._peer: PeerExecutor | None = None
         self._observers: Sequence[CallObserver] = ()
-        self._comparison: Comparison | None = None
+        self._comparison: Any = None
         self._shares: DeviceShares | None = None
 
     def add(self, transport: DeviceTransport, *others: Executor) -> None:
@@ -94,13 +93,13 @@ class Gpu:
         self._make_peer()
         return tuple(self.made)
 
-    def observe(self, observers: Sequence[CallObserver], comparison: Comparison | None, clock: CallClock,
+    def observe(self, observers: Sequence[CallObserver], comparison: Any, clock: CallClock,
                 place: RankTopology) -> None:
         """Observe and compare the calls to come, and on a GPU time them for `clock`."""
         self._observers, self._comparison = observers, comparison
         if self.device.asynchronous:
-            compared = place.size if isinstance(comparison, Deferred) else 1
-            self._shares = clock.device = DeviceShares(self.device, clock, place.rank, compared)
+            compared = place.size if hasattr(comparison, "beginner") else 1
+            self._shares = DeviceShares(self.device, clock, place.rank, compared)
 
     def observed(self, call: Call) -> Call:
         """Return `call` with its comparison and its reports to the observers."""

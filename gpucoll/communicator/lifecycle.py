@@ -38,8 +38,8 @@ from gpucoll.health.devices import DeviceWatch
 from gpucoll.health.flight import CLOSED, THREADS, Flight
 from gpucoll.health.guard import Guard
 from gpucoll.health.metrics import exporters
-from gpucoll.health.observed import Comparison, Recorded, observers_of
-from gpucoll.health.preflight import EXPLAINS, Deferred, HostCall, Preflight
+from gpucoll.health.observed import observers_of
+from gpucoll.health.preflight import EXPLAINS, Deferred, DeferredOnNode, Preflight
 from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, gpu_index
 from gpucoll.progress.operations import kind_of
@@ -60,7 +60,7 @@ class Lifecycle:
         self.waits = link.new_waits(options.timeout)
         self.host = HostBackend(link, options.timeout, options.executor, options.check)
         self.gpus: dict[str, Gpu] = {}
-        self.clock = CallClock(self.host.engines, CallSums())
+        self.clock = CallClock(self._counters, CallSums())
         self.waits.on_delay = self.clock.sums.delayed
         self.stop_calls: Callable[[], None] = lambda: None
         # Returns in words the messages that a rank waits for.
@@ -79,7 +79,8 @@ class Lifecycle:
         self.meets = False  # whether this rank waits for all others to make something together
         self._watches: list[DeviceWatch] = []
         self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
-        self.preflight: Preflight | None = None  # read by the guard in every wait
+        self.preflight: Preflight | DeferredOnNode | None = None  # read by the guard in every wait
+        self._by_messages: Preflight | None = None
         self._flight = self._flight_of(os.environ.get("GPUCOLL_DUMP_DIR"))
         # On all ranks alike: also true on a rank that can write no file.
         self.records_calls = bool(os.environ.get("GPUCOLL_DUMP_DIR"))
@@ -89,11 +90,14 @@ class Lifecycle:
         for exporter in self._exporters:
             exporter.add(self.clock.sums, rank, threads=threads)
         compares = link.place.size > 1 and options.check != "off" and link.executor is None
-        preflight = Preflight(link, self.waits, self._elsewhere, self.clock) if compares else None
-        self.preflight = preflight if link.has_collectives or not link.shares_memory else None
+        comparison: Preflight | Deferred | None = None
         # The engine compares the calls of a single node in shared memory: no messages then.
-        comparison = None if self.host.compares_calls or preflight is None else \
-            Deferred(preflight) if options.check == "deferred" else preflight
+        if compares and self.host.compares_calls:
+            self.preflight = DeferredOnNode(self.host.shows_calls, self.waits)
+        elif compares:
+            self._by_messages = comparison = preflight = Preflight(link, self.waits)
+            self.preflight = preflight if link.has_collectives or not link.shares_memory else None
+            comparison = Deferred(preflight) if options.check == "deferred" else preflight
         self.host.observe(self._flight, self._observers, comparison)
         _alive.add(self)
 
@@ -164,10 +168,8 @@ class Lifecycle:
             return self.preflight.missing()
         return self.host.awaited()
 
-    def _elsewhere(self) -> HostCall:
-        call = Signature.decode(self.host.under_way() or self.waits.name)
-        return HostCall(self.host.call_count, self.host.awaited() or set(),
-                        call._replace(where="on the host").encode())
+    def _counters(self) -> list[Any]:
+        return self.host.engines() + [one for one in (self._by_messages,) if one is not None]
 
     def _explain(self, error: BaseException) -> GpucollError | None:
         """Return the cause of an error of the transport or of another rank: calls that differ, or a dead rank."""
@@ -177,9 +179,8 @@ class Lifecycle:
             return None
         found: GpucollError | None = None
         if self.preflight is not None:
-            differ = isinstance(error, MismatchError)
             # A wait until the deadline was long enough: give the comparison no more time.
-            found = self.preflight.explain(0 if is_late else EXPLAINS, differ=differ)
+            found = self.preflight.explain(0 if is_late else EXPLAINS)
             if found is None and isinstance(error, CollectiveTimeout) and self.preflight.missing() \
                     and self.preflight.missing().isdisjoint(error.ranks):  # a named rank waits for the missing ones
                 return self.waits.late(self.waits.name)
@@ -211,11 +212,11 @@ class Lifecycle:
         on_host = self.host.call_count if self.host.counts_calls else 0
         return on_host, compared or sum(gpu.call_count for gpu in self.gpus.values())
 
-    def of_devices(self) -> Comparison | None:
-        """Return the comparison for calls on devices: the host's own with "full", else a deferred one by messages."""
+    def of_devices(self) -> HostBackend | DeferredOnNode | Deferred | None:
+        """Return the comparison for calls on devices: the host's own with "full", else a deferred one."""
         if self.link.executor is not None or self.options.check == "full":
             return self.host
-        return None if self.preflight is None else Deferred(self.preflight)
+        return Deferred(self.preflight) if isinstance(self.preflight, Preflight) else self.preflight
 
     def refuse(self, error: BaseException, call: Signature | None = None, *, on_device: bool = False) -> None:
         """Tell the other ranks, once for each error, that this rank refuses a call; `call` has its known fields."""
@@ -255,7 +256,7 @@ class Lifecycle:
 
     def watch(self, gpu: Gpu) -> None:
         """Record, observe and compare the calls on a new GPU, and set a watchdog on these calls."""
-        recorded = [] if self._flight is None else [Recorded(self._flight)]
+        recorded = [] if self._flight is None else [self._flight]
         gpu.observe([*recorded, *self._observers], self.of_devices(), self.clock, self.link.place)
         if gpu.device.asynchronous and self.link.place.size > 1:
             self._watches.append(DeviceWatch(gpu, self.waits, may_call=self.link.threads))
@@ -292,8 +293,6 @@ class Lifecycle:
             if not together and not self.regroups:
                 self.link.leave()
             self._release(not together)
-            if self.preflight is not None:
-                self.preflight.close()
         unreported = unreported or (self._unfinished if was_well else None)
         # Another thread may have raised the same failure already: report it once.
         if unreported is not None and kind_of(unreported) != reported:

@@ -139,7 +139,7 @@ class NativeCall(Call):
     @functools.cached_property
     def _plan(self) -> Any:
         assert self._node is not None
-        return self._node.plan_by_calls(self.request, _Collective(self.executor, self._comm, self.request))
+        return self._node.plans.by_calls(self.request, _Collective(self.executor, self._comm, self.request))
 
     @property
     def engine_plan(self) -> Any:

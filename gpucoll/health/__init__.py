@@ -12,8 +12,7 @@
     metrics      these shares for Prometheus: GPUCOLL_METRICS
     summary      the calls that took most time, at the end of a job: GPUCOLL_SUMMARY
     guard        the hook of every wait: raises an error when an awaited rank has died or aborted
-    preflight    compares the ranks' calls before data is sent; closing: ranks that close instead
-    mapped       the descriptions of calls in memory mapped by all ranks of a node
+    preflight    compares the ranks' calls, before data is sent or deferred to the next call
     observed     calls wrapped with the recorder, the log and faults for tests
     termination  callbacks that run at SIGTERM
 """

@@ -3,8 +3,8 @@
 A call on a GPU is enqueued long before the GPU comes to the call, so the host's clock tells nothing about the GPU. Two
 events around a call give the times of the GPU, and the end of the timed call before gives the time in between. Shorter
 calls than LARGE are only counted. Each rank converts the time at which its GPU came to the call to the time of its
-host. A later comparison of calls carries this stamp to the other ranks. The stamps of all ranks give the own delay and
-the wait of each rank.
+host. The comparison of a later timed call carries this stamp to the other ranks. The stamps of all ranks give the own
+delay and the wait of each rank.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
+from gpucoll.arrays import Array
 from gpucoll.device import Device, Event, Stream
 from gpucoll.executors import call_site
-from gpucoll.health.shares import NO_STAMPS, CallClock, Stamps
+from gpucoll.health.preflight import NO_STAMPS
+from gpucoll.health.shares import CallClock
 
 # Bytes from which a call is timed: the events of a shorter call cost the host about as much time as the call takes.
 LARGE = 1 << 20
-NO_LIMIT = 1 << 62  # nanoseconds
 MOST = 256  # timed calls that wait for events or stamps; older calls are dropped
 # The clocks of GPU and host drift apart by up to 50 us in a second. So the GPU is asked for its time once in ANCHOR
 # seconds, by an event on an empty stream. The host waits for the answer for at most PATIENCE seconds, since the GPU may
@@ -28,11 +30,9 @@ MOST = 256  # timed calls that wait for events or stamps; older calls are droppe
 ANCHOR, QUESTIONS, PATIENCE, FIRST_PATIENCE = 1.0, 3, 1e-3, 0.05
 
 
-class EventTimes(NamedTuple):
-    """The events of a timed call: the end of the timed call before, None for the first, and begin and end of the call.
-
-    `sums` are the sums of this kind of call, see `CallSums`.
-    """
+@dataclass(slots=True)
+class TimedCall:
+    """A timed call: the end of the timed call before (None for the first), begin and end, and the sums of its kind."""
 
     number: int
     sums: list[float]
@@ -40,15 +40,8 @@ class EventTimes(NamedTuple):
     left: Event | None
     began: Event
     ended: Event
-
-
-class CallTimes(NamedTuple):
-    """A completed timed call, in nanoseconds: the longest possible own delay, the duration, and the stamps by rank."""
-
-    call: EventTimes
-    most: int
-    duration: int
-    arrivals: dict[int, int]
+    most: int | None = None  # nanoseconds: the longest possible own delay
+    duration: int = 0
 
 
 class DeviceShares:
@@ -61,10 +54,11 @@ class DeviceShares:
         self.clock = clock
         self._device, self._rank, self._size = device, rank, size
         self.call_count = 0  # the number of the last call, where no comparison counts the calls
+        self._number = 0  # of the last call of at least LARGE bytes, the same on all ranks
         self._left: Event | None = None  # the end of the last timed call
-        self._under_way: collections.deque[EventTimes] = collections.deque()
-        self._known: dict[int, CallTimes] = {}  # completed calls, until the stamps of all ranks have come
-        self._early: dict[int, dict[int, int]] = {}  # stamps of other ranks for calls that are not completed here
+        self._under_way: collections.deque[TimedCall] = collections.deque()
+        self._known: dict[int, TimedCall] = {}  # completed calls, until the stamps of all ranks have come
+        self._arrivals: dict[int, dict[int, int]] = {}  # by number and rank: when the GPU came to the call
         # Of this rank: number and time of calls, not yet sent.
         self._stamps: collections.deque[tuple[int, int]] = collections.deque()
         self._stream: Stream | None = None  # empty, for questions to the GPU
@@ -72,63 +66,55 @@ class DeviceShares:
         self._asked = 0.0
         self._collecting = threading.Lock()
 
-    def numbered(self, _description: str = "") -> int:
-        """Return the number of a call that no comparison counts."""
+    def count(self, _stamps: Any = None) -> None:
+        """Count a call that no comparison counts."""
         self.call_count += 1
-        return self.call_count
 
-    def begin(self, number: int, nbytes: int, sums: list[float], stream: Stream) -> EventTimes | None:
-        """Return the events of call `number`, of `nbytes` on all ranks, with the begin recorded, if the call is timed.
+    def begin(self, sums: list[float], stream: Stream) -> TimedCall | None:
+        """Return the next call of at least LARGE bytes, with its begin recorded; None if it is not timed.
 
         `sums` are those of this kind of call.
         """
-        if nbytes < LARGE or stream.is_capturing():
+        self._number += 1
+        if stream.is_capturing():
             return None
         self._collect()
         began = self._marked(stream)
-        return EventTimes(number, sums, call_site(), self._left, began, began)
+        return TimedCall(self._number, sums, call_site(), self._left, began, began)
 
-    def end(self, timed: EventTimes, stream: Stream) -> None:
-        """Record the end of a timed call."""
-        self._left = ended = self._marked(stream)
-        self._under_way.append(timed._replace(ended=ended))
-        if len(self._under_way) > MOST:
-            self._under_way.popleft()
+    def end(self, timed: TimedCall | None, stream: Stream) -> None:
+        """Record the end of a call, if it is timed."""
+        if timed is not None:
+            self._left = timed.ended = self._marked(stream)
+            self._under_way.append(timed)
+            if len(self._under_way) > MOST:
+                self._under_way.popleft()
 
     def _marked(self, stream: Stream) -> Event:
         event = self._device.new_event(timed=True)
         event.record(stream)
         return event
 
-    def next_stamps(self) -> Stamps:
-        """Return the stamps to send with the next comparison."""
-        if not self._stamps:  # before most calls
-            return NO_STAMPS
-        first, second, *_ = *self._stamps, (0, 0), (0, 0)
-        return *first, *second
+    def next_stamps(self) -> Array:
+        """Return the stamps that go to all ranks with the comparison of the next timed call, this rank included.
 
-    def sent(self) -> None:
-        """Drop the stamps of `next_stamps`: a comparison carries the stamps to all ranks, including this one."""
-        if self._stamps:
-            for _ in range(min(len(self._stamps), 2)):
-                self._stamps.popleft()
+        They tell when the GPU came to each of two calls: the number of the call, 0 for none, and nanoseconds since 1970
+        by the clock of the host.
+        """
+        found = NO_STAMPS.copy()
+        for place in range(min(len(self._stamps), len(found) // 2)):
+            found[2 * place:2 * place + 2] = self._stamps.popleft()
+        return found
 
-    def exchanged(self, stamps: list[Stamps]) -> None:
+    def exchanged(self, stamps: Array) -> None:
         """Take the stamps of all ranks, sent with a comparison."""
-        for rank, (first, arrival, second, arrival_after) in enumerate(stamps):
-            self._arrived(rank, first, arrival)
-            self._arrived(rank, second, arrival_after)
-
-    def _arrived(self, rank: int, number: int, arrival: int) -> None:
-        if not number:
-            return
-        known = self._known.get(number)
-        arrivals = self._early.get(number, {}) if known is None else known.arrivals
-        arrivals[rank] = arrival
-        if known is None:
-            _put(self._early, number, arrivals)
-        if known is not None and len(arrivals) == self._size:
-            self._count(self._known.pop(number))
+        for place, (number, arrival) in enumerate(stamps.reshape(-1, 2).tolist() if stamps.any() else ()):
+            if number:
+                arrivals = self._arrivals.setdefault(number, {})
+                arrivals[2 * place // len(NO_STAMPS)] = arrival
+                if len(arrivals) == self._size and number in self._known:
+                    self._count(self._known.pop(number), self._arrivals.pop(number))
+        _drop_oldest(self._arrivals)
 
     def _collect(self) -> None:
         """Stamp the timed calls that the GPU has completed."""
@@ -142,27 +128,28 @@ class DeviceShares:
         finally:
             self._collecting.release()
 
-    def _completed(self, call: EventTimes) -> None:
+    def _completed(self, call: TimedCall) -> None:
         if self._anchor is None:
             return
-        event, moment = self._anchor
-        span = self._device.nanoseconds
-        duration = span(call.began, call.ended)
-        most = NO_LIMIT if call.left is None else max(span(call.left, call.began), 0)
-        times = CallTimes(call, most, duration, self._early.pop(call.number, {}))
+        (event, moment), span = self._anchor, self._device.nanoseconds
+        arrival, call.duration = moment + span(event, call.began), span(call.began, call.ended)
+        call.most = None if call.left is None else max(span(call.left, call.began), 0)
         if self._size == 1:
-            self._count(times)
+            self._count(call, {self._rank: arrival})
             return
-        self._stamps.append((call.number, moment + span(event, call.began)))
-        _put(self._known, call.number, times)
+        self._stamps.append((call.number, arrival))
+        self._known[call.number] = call
+        _drop_oldest(self._known)
 
-    def _count(self, times: CallTimes) -> None:
-        """Add the shares of a timed call, once the stamps of all ranks are known."""
-        call, arrivals = times.call, times.arrivals or {self._rank: 0}
+    def _count(self, call: TimedCall, arrivals: dict[int, int]) -> None:
+        """Add the shares of a timed call, once the stamps of all ranks are known.
+
+        The own delay is at most the time since the timed call before, the wait as long as the call.
+        """
         mine = arrivals[self._rank]
-        own = min(mine - min(arrivals.values()), times.most)
-        waited = min(max(arrivals.values()) - mine, times.duration)
-        for place, nanoseconds in zip((2, 3, 4), (own, waited, times.duration - waited), strict=True):
+        own, waited = mine - min(arrivals.values()), min(max(arrivals.values()) - mine, call.duration)
+        own = own if call.most is None else min(own, call.most)
+        for place, nanoseconds in zip((2, 3, 4), (own, waited, call.duration - waited), strict=True):
             call.sums[place] += 1e-9 * nanoseconds
         self.clock.sums.delayed(own, call.place)
 
@@ -186,8 +173,7 @@ class DeviceShares:
             self._anchor = event, moment
 
 
-def _put(waiting: dict[int, Any], number: int, value: Any) -> None:
-    """Add the value of a call; drop the oldest call of many, since a rank whose GPU gives no time sends no stamps."""
-    waiting[number] = value
-    if len(waiting) > MOST:
+def _drop_oldest(waiting: dict[int, Any]) -> None:
+    """Drop the oldest calls of many, since a rank whose GPU gives no time sends no stamps."""
+    while len(waiting) > MOST:
         del waiting[next(iter(waiting))]

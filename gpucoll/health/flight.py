@@ -19,6 +19,7 @@ import numpy
 
 from gpucoll.core.signature import Signature
 from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.executors import CallRequest, call_site
 from gpucoll.health.clocks import ONE_CLOCK, ClockOffset, now
 
 MAGIC = b"gpucoll flight 2"
@@ -77,6 +78,13 @@ class Flight:
 
     def ended(self) -> None:
         self._records[int(self._last[0]) % CALLS]["ended"] = time.monotonic_ns()
+
+    def on_phase(self, phase: str, request: CallRequest, rows: object) -> None:
+        """Record a phase of a call not recorded by the engine; see `CallObserver`."""
+        if phase == "before":
+            self.began(request.description, request.nbytes, call_site())
+        elif phase == "after":
+            self.ended()
 
 
 class RecordedCall(NamedTuple):

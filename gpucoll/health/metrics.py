@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpucoll.errors import ArgumentError, BackendError
-from gpucoll.health.shares import CallSums, Stats, total_of
+from gpucoll.health.shares import CallSums
 from gpucoll.health.summary import summary_of
 
 SUMMARY = "summary"  # in place of a value of GPUCOLL_METRICS: the table of GPUCOLL_SUMMARY
@@ -51,61 +52,45 @@ def place_of(wanted: str) -> Path | int:
                         code="GC-OPTION")
 
 
-class Figures(NamedTuple):
-    """The figures of a rank, and the seconds of its own delays by place (see `CallSums.delayed`)."""
-
-    stats: Stats
-    delays: Mapping[str, float]
-
-    def plus(self, sums: CallSums) -> Figures:
-        """Return the figures with those of a communicator added."""
-        delays = dict(self.delays)
-        for site, seconds in list(sums.delays.items()):  # a copy: another thread may add a site
-            delays[site] = delays.get(site, 0.0) + seconds
-        return Figures(total_of([self.stats, sums.stats()]), delays)
-
-
-NO_FIGURES = Figures({}, {})
-
-
 class Exporter:
     """The export of one process; a communicator enters its sums by `add` and leaves by `retire`."""
 
     def __init__(self, rank: int) -> None:
-        self._rank = rank
+        self._rank, self._owner = rank, os.getpid()
         self._lock = threading.Lock()
-        self._sums: list[tuple[int, CallSums]] = []
-        self._past: dict[int, Figures] = {}  # of closed communicators
+        # By rank: the sums of closed communicators first, then those of the open ones.
+        self._sums: dict[int, list[CallSums]] = {}
 
     def add(self, sums: CallSums, rank: int, *, threads: bool) -> None:
         """Export the sums of a communicator. All those of a process count for its first rank, `threads` for `rank`."""
         with self._lock:
-            self._sums.append((rank if threads else self._rank, sums))
+            self._sums.setdefault(rank if threads else self._rank, [CallSums()]).append(sums)
 
     def retire(self, sums: CallSums) -> None:
         """Keep only the figures of a communicator that is closed."""
         with self._lock:
-            for rank, _ in [one for one in self._sums if one[1] is sums]:
-                self._past[rank] = self._past.get(rank, NO_FIGURES).plus(sums)
-            self._sums = [one for one in self._sums if one[1] is not sums]
+            for past, *there in self._sums.values():
+                if sums in there:
+                    past.absorb(sums)
+            self._sums = {rank: [one for one in there if one is not sums] for rank, there in self._sums.items()}
 
-    def figures(self) -> dict[int, Figures]:
-        """Return the figures of now, by rank."""
+    def total(self, rank: int) -> CallSums:
+        """Return the sums of now of a rank."""
+        total = CallSums()
         with self._lock:
-            by_rank = dict(self._past)
-            for rank, sums in self._sums:
-                by_rank[rank] = by_rank.get(rank, NO_FIGURES).plus(sums)
-        return by_rank
+            for sums in self._sums.get(rank, ()):
+                total.absorb(sums)
+        return total
 
     def collect(self) -> Iterator[Any]:
         """Yield the counters of now, as a collector of prometheus_client."""
         from prometheus_client.core import CounterMetricFamily
 
-        figures = self.figures()
+        figures = {rank: self.total(rank).stats() for rank in sorted(self._sums)}
         for name, (counter, words) in COUNTERS.items():
             family = CounterMetricFamily(counter, words, labels=("rank", "collective", "size_class"))
-            for rank, one in sorted(figures.items()):
-                for (collective, size), row in one.stats.items():
+            for rank, stats in figures.items():
+                for (collective, size), row in stats.items():
                     family.add_metric((str(rank), collective, str(size)), row[name])
             yield family
 
@@ -116,39 +101,37 @@ class Exporter:
         registry.register(self)
         return registry
 
+    def _own(self, do: Callable[[], object]) -> None:
+        """Do something, but not in the child of a fork; a full disk must not end the program."""
+        if os.getpid() == self._owner:
+            with contextlib.suppress(OSError):
+                do()
+
     def summarise(self) -> None:
         """Print the summary of rank 0 at the end of the process."""
-        owner, began = os.getpid(), time.monotonic()
+        began = time.monotonic()
 
         def show() -> None:
-            if os.getpid() == owner:
-                stats, delays = self.figures().get(0, NO_FIGURES)
-                with contextlib.suppress(OSError):
-                    print(summary_of(stats, 0, time.monotonic() - began, delays), file=sys.stderr, end="")
+            total = self.total(0)
+            print(summary_of(total.stats(), 0, time.monotonic() - began, total.delays), file=sys.stderr, end="")
 
         if self._rank == 0:
-            atexit.register(show)
+            atexit.register(self._own, show)
 
     def write_on(self, path: Path) -> None:
         """Write the file now, every PAUSE seconds, and at the end of the process; raise OSError from the first time."""
         from prometheus_client import write_to_textfile
 
-        registry, owner = self.registry(), os.getpid()
-        write_to_textfile(str(path), registry)  # replaces the file as a whole
-
-        def write() -> None:
-            # The child of a fork leaves the parent's file alone. A full disk must not end the program.
-            if os.getpid() == owner:
-                with contextlib.suppress(OSError):
-                    write_to_textfile(str(path), registry)
+        write = functools.partial(write_to_textfile, str(path), self.registry())  # replaces the file as a whole
+        write()
 
         def serve() -> None:
             while True:
                 time.sleep(PAUSE)
-                write()
+                self._own(write)
 
         threading.Thread(target=serve, name="gpucoll metrics", daemon=True).start()
-        atexit.register(write)
+        atexit.register(self._own, write)
 
 
 def exporters(environment: Mapping[str, str], rank: int, local_rank: Callable[[], int]) -> list[Exporter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -14,11 +15,9 @@ import numpy
 
 from gpucoll.core.signature import described
 from gpucoll.errors import ArgumentError, BackendError, nearest
-from gpucoll.executors import Call, CallRequest, Launcher, call_site
-from gpucoll.health.device_shares import LARGE, DeviceShares, EventTimes
-from gpucoll.health.flight import Flight
-from gpucoll.health.preflight import Deferred
-from gpucoll.health.shares import CallShares
+from gpucoll.executors import Call, CallRequest, Launcher
+from gpucoll.health.device_shares import LARGE, DeviceShares
+from gpucoll.health.preflight import Begin
 from gpucoll.progress.operations import Operation, throw
 
 LEVELS = ("info", "detail", "nvtx")
@@ -37,83 +36,81 @@ class CallObserver(Protocol):
     def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None: ...
 
 
-class Comparison(Protocol):
-    """A check that all ranks make the same call."""
-
-    def compare(self, description: str) -> Operation:
-        """Wait until all ranks are known to make this call; else raise MismatchError or PeerError, on all ranks."""
-
-
 class ObservedCall(Call):
     """A call that is compared, then reported to observers in each of its phases; on a GPU `shares` times long calls.
 
     Repeated GPU calls take a shorter path (`launcher`) without observers, if the comparison is deferred.
     """
 
-    def __init__(self, call: Call, observers: Sequence[CallObserver], comparison: Comparison | None,
+    def __init__(self, call: Call, observers: Sequence[CallObserver], comparison: Any,
                  shares: DeviceShares | None = None) -> None:
         super().__init__(call.executor, call.request)
         self._call, self._observers, self._comparison, self._shares = call, observers, comparison, shares
         self.completes = call.completes
+        self._is_timed = shares is not None and call.request.nbytes >= LARGE
+        self._is_deferred = hasattr(comparison, "beginner")
 
     @property
     def engine_plan(self) -> Any:
         return self._call.engine_plan
 
+    @functools.cached_property
+    def _begin(self) -> Begin | None:
+        """The function that begins a deferred comparison."""
+        return self._comparison and self._comparison.beginner(self.request.description, stamped=self._is_timed)
+
+    def _sums(self, shares: DeviceShares) -> list[float]:
+        return shares.clock.sums.python[self.request.collective, self.request.nbytes.bit_length()]
+
     def launcher(self, source: Any, target: Any) -> Launcher | None:
         """Return a function that begins to compare a call, enqueues and counts it; None if the call needs `run`."""
         # Observers and a full comparison have their place in `run`.
-        comparison, shares = self._comparison, self._shares
-        if self._observers or not (comparison is None or isinstance(comparison, Deferred)):
+        comparison, shares, nbytes = self._comparison, self._shares, self.request.nbytes
+        if self._observers or not (comparison is None or self._is_deferred):
             return None
         enqueue = self._call.launcher(source, target)
         if enqueue is None or shares is None:
             return None
-        begin = shares.numbered if comparison is None else comparison.begin
-        description, nbytes, clock = self.request.description, self.request.nbytes, shares.clock
-        sums = clock.sums.row(self.request.collective, nbytes)
+        begin, sums, count = self._begin or shares.count, self._sums(shares), shares.clock.enqueued
 
         # The comparison first: its error keeps the call from being enqueued.
-        def count(stream: Any) -> None:
-            begin(description)
+        def launch(stream: Any) -> None:
+            begin(None)
             enqueue(stream)
-            clock.enqueued(sums, nbytes)
+            count(sums, nbytes)
 
         def timed(stream: Any) -> None:
-            times = shares.begin(begin(description), nbytes, sums, stream)
+            begin(shares.next_stamps())
+            if comparison is not None:
+                shares.exchanged(comparison.heard())
+            times = shares.begin(sums, stream)
             enqueue(stream)
-            if times is not None:
-                shares.end(times, stream)
-            clock.enqueued(sums, nbytes)
+            shares.end(times, stream)
+            count(sums, nbytes)
 
-        return count if nbytes < LARGE else timed
+        return timed if self._is_timed else launch
 
     def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
         """Carry out the call: compare, report, execute, report."""
-        # Now: after a wait the clock may have another call.
-        call = None if self._shares is None else self._shares.clock.current
-        if self._comparison is not None:
-            yield from self._comparison.compare(self.request.description)
-        rows = source, target
+        comparison, shares, times, rows = self._comparison, self._shares, None, (source, target)
+        if comparison is not None:
+            stamps = (shares.next_stamps(),) if shares is not None and self._is_timed and self._is_deferred else ()
+            yield from comparison.compare(self.request.description, *stamps)
+        elif shares is not None:
+            shares.count()
         try:
             self._notify("before", rows)
-            times = self._begun(call, stream)  # first: `run` may enqueue at once
+            if shares is not None and self._is_timed:
+                if self._is_deferred:
+                    shares.exchanged(comparison.heard())
+                times = shares.begin(self._sums(shares), stream)  # first: `run` may enqueue at once
             yield from self._executed(self._call.run(source, target, stream, repeated=repeated), rows)
-            if self._shares is not None and times is not None:
-                self._shares.end(times, stream)
+            if shares is not None:
+                shares.end(times, stream)
         except BaseException:
             self._notify("failed", rows)
             raise
         self._notify("after", rows)
-
-    def _begun(self, call: CallShares | None, stream: Any) -> EventTimes | None:
-        """Return the events of this call, if it is timed on a GPU."""
-        shares, comparison = self._shares, self._comparison
-        if shares is None or call is None:
-            return None
-        call.by_events = True  # from now on only events add seconds
-        number = comparison.number if isinstance(comparison, Deferred) else shares.numbered()
-        return shares.begin(number, self.request.nbytes, call.sums, stream)
 
     def _executed(self, operation: Operation, rows: Rows) -> Operation:
         waits = False
@@ -134,19 +131,6 @@ class ObservedCall(Call):
     def _notify(self, phase: str, rows: Rows) -> None:
         for one in self._observers:
             one.on_phase(phase, self.request, rows)
-
-
-class Recorded:
-    """The observer that writes the flight recorder, for calls not recorded by the engine."""
-
-    def __init__(self, flight: Flight) -> None:
-        self._flight = flight
-
-    def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None:
-        if phase == "before":
-            self._flight.began(request.description, request.nbytes, call_site())
-        elif phase == "after":
-            self._flight.ended()
 
 
 class Log:
@@ -249,7 +233,7 @@ class Faults:
                 raise BackendError(f"{request.collective}: the fault of GPUCOLL_FAULT", code="GC-FAULT")
 
 
-def observed(call: Call, observers: Sequence[CallObserver], comparison: Comparison | None = None,
+def observed(call: Call, observers: Sequence[CallObserver], comparison: Any = None,
              shares: DeviceShares | None = None) -> Call:
     """Return a call with these observers, or the call itself if nothing observes, compares or times."""
     return ObservedCall(call, observers, comparison, shares) if observers or comparison or shares else call

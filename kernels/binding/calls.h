@@ -209,9 +209,9 @@ static bool step(Engine& self, bool patient, bool asks_again = false) {
     // Each turn handles an outcome that needs Python, then continues the walker.
     for (;;) {
         Walker::Outcome outcome = Walker::WAITING;
-        // A plan `by_calls` only compares here. If the other ranks are in the call already, comparing is shorter than
-        // releasing and acquiring Python's lock.
-        if (walker.plan->by_calls && walker.plan->finish == nullptr) outcome = walker.go_on(self.node, false);
+        // A plan `by_calls` only compares here, and a deferred one waits for nobody. If the other ranks are in the call
+        // already, comparing is shorter than releasing and acquiring Python's lock.
+        if ((walker.plan->by_calls && walker.plan->finish == nullptr) || walker.plan->has(DEFERRED)) outcome = walker.go_on(self.node, false);
         if (outcome == Walker::WAITING) {
             const Unlocked unlocked;
             outcome = walker.go_on(self.node, patient);

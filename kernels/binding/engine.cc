@@ -1,8 +1,6 @@
 // The Python type `Engine`, one object per rank and communicator. The executor `shared` makes the object and drives
-// its methods; the communicator calls the object itself for known calls (calls.h). The type `Descriptions` compares calls
-// made without the engine (descriptions.h).
+// its methods; the communicator calls the object itself for known calls (calls.h).
 #include "binding/cycles.h"
-#include "binding/descriptions.h"
 
 namespace gpucoll {
 
@@ -66,6 +64,28 @@ static Ref<> go_on_once(Engine& self) { return truth(self.walker.plan == nullptr
 
 // ends(): wait a short time; return whether the call under way is complete.
 static Ref<> ends(Engine& self) { return truth(self.walker.plan == nullptr || go_on(self, true)); }
+
+// defer(plan, x): begin a deferred call; return whether this rank has shown it. Else `ends` waits until it has.
+static Ref<> defer(Engine& self, PyObject* given) {
+    PyObject *planned, *x;
+    check(PyArg_ParseTuple(given, "O!O", &type_of<PlanState>, &planned, &x));
+    const auto plan = Ref<PlanObject>::borrow(planned);
+    check_fit(plan, x, Py_None, nullptr);
+    begin(self, plan, x, Py_None, false);
+    return truth(go_on(self, false));
+}
+
+// open(): return the number of the deferred call not yet judged, or 0.
+static Ref<> open_call(Engine& self) { return number(self.node.open.load() >> ROUNDS); }
+
+// unlike(): return the number of that call if a rank is known to have made another call, or 0.
+static Ref<> unlike(Engine& self) { return number(Walker::unlike(self.node)); }
+
+// heard(): return the bytes that all ranks have shown with the last deferred call judged, in the order of the ranks.
+static Ref<> heard(Engine& self) {
+    const std::vector<char>& found = self.node.heard;
+    return checked(PyBytes_FromStringAndSize(found.data(), static_cast<Py_ssize_t>(found.size())));
+}
 
 // symmetric(key, address, bytes): register a slab of this rank's symmetric memory.
 static Ref<> symmetric(Engine& self, PyObject* given) {
@@ -312,17 +332,20 @@ static PyMethodDef methods[] = {
     {"cancel_messages", Method<cancel_messages>::call, METH_NOARGS, nullptr},
     {"close", Method<close>::call, METH_NOARGS, nullptr},
     {"condemn", Method<condemn>::call, METH_VARARGS, nullptr},
+    {"defer", Method<defer>::call, METH_VARARGS, nullptr},
     {"description", Method<description>::call, METH_VARARGS, nullptr},
     {"ends", Method<ends>::call, METH_NOARGS, nullptr},
     {"exchange", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(exchange_method)), METH_FASTCALL, nullptr},
     {"forget", Method<forget_calls>::call, METH_O, nullptr},
     {"go_on", Method<go_on_once>::call, METH_NOARGS, nullptr},
+    {"heard", Method<heard>::call, METH_NOARGS, nullptr},
     {"hide_wait", Method<hide_wait>::call, METH_NOARGS, nullptr},
     {"is_busy", Method<is_busy>::call, METH_NOARGS, nullptr},
     {"is_eager", Method<is_eager>::call, METH_VARARGS, nullptr},
     {"is_walking", Method<is_walking>::call, METH_NOARGS, nullptr},
     {"message", Method<message>::call, METH_VARARGS, nullptr},
     {"next_call", Method<next_call>::call, METH_O, nullptr},
+    {"open", Method<open_call>::call, METH_NOARGS, nullptr},
     {"partners", Method<partners>::call, METH_NOARGS, nullptr},
     {"plan", Method<plan>::call, METH_VARARGS, nullptr},
     {"probe", Method<probe>::call, METH_VARARGS, nullptr},
@@ -333,6 +356,7 @@ static PyMethodDef methods[] = {
     {"shown_waits", Method<shown_waits>::call, METH_NOARGS, nullptr},
     {"staging", Method<staging>::call, METH_VARARGS, nullptr},
     {"symmetric", Method<symmetric>::call, METH_VARARGS, nullptr},
+    {"unlike", Method<unlike>::call, METH_NOARGS, nullptr},
     {"verdict", Method<verdict>::call, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 static PyGetSetDef members[] = {{"thread", Method<thread>::get, nullptr, nullptr, nullptr},
@@ -353,10 +377,6 @@ static Ref<> make_module() {
     type_of<Engine>.tp_getset = members;
     type_of<Request>.tp_methods = request_methods;
     type_of<Request>.tp_getset = request_members;
-    type_of<Descriptions>.tp_new = new_descriptions;
-    type_of<Descriptions>.tp_methods = description_methods;
-    type_of<Descriptions>.tp_getset = description_members;
-    make_type<Descriptions>("gpucoll._engine.Descriptions");
     make_type<Engine>("gpucoll._engine.Engine", true);
     make_type<PlanState>("gpucoll._engine.Plan");
     make_type<BoundCall>("gpucoll._engine.Bound", true);
@@ -364,7 +384,6 @@ static Ref<> make_module() {
     Ref<> made = checked(PyModule_Create(&definition));
     check(PyModule_AddStringConstant(made.get(), "sources", GC_SOURCES) == 0);
     check(PyModule_AddIntConstant(made.get(), "BOX", sizeof(Ring)) == 0);
-    check(PyModule_AddObjectRef(made.get(), "Descriptions", reinterpret_cast<PyObject*>(&type_of<Descriptions>)) == 0);
     check(PyModule_AddObjectRef(made.get(), "Engine", reinterpret_cast<PyObject*>(&type_of<Engine>)) == 0);
     return made;
 }

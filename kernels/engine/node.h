@@ -42,8 +42,8 @@ struct alignas(64) Head {
     // Of the first rank of a node, between nodes: whether all nodes make the latest call compared, and when the first
     // rank of all came to the call, in nanoseconds since 1970 (agreement.h).
     std::atomic<int64_t> verdict, first_arrival;
-    // For error messages on other ranks: the numbers of the last call begun and of the last call ended, and when that
-    // call ended, by `nanoseconds`.
+    // For error messages on other ranks: the numbers of the last call begun and of the last call ended, negative for a
+    // deferred call, whose work goes on; and when that call ended, by `nanoseconds`.
     std::atomic<int64_t> begun, ended, left;
     // Behind the head, for either half: block starts of input and output in elements, for blocks of unequal length.
 };
@@ -149,6 +149,9 @@ struct Node {
     int64_t last = 0;              // the signature of the last plan
     uint32_t alike = 0;            // consecutive earlier calls with this signature, at most ALIKE
     bool was_eager = false;        // the last call was eager
+    std::atomic<int64_t> open{0};  // the progress counter of a deferred call not yet judged, or 0
+    uint64_t open_bytes = 0;       // of the input of that call, shown to all ranks
+    std::vector<char> heard;       // such inputs of all ranks, of the last deferred call judged
     int64_t reached = 0;           // a counter known to be shown by all same-node ranks
     int64_t waits_since = 0;       // nanoseconds: when the present wait first read the clock, 0 before
     int64_t left = 0;              // nanoseconds: when the last call ended, or when this rank began

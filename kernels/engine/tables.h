@@ -26,7 +26,7 @@ static const uint64_t SLOT_BYTES = 16704;
 enum Buffer : uint32_t { INPUT, OUTPUT, SCRATCH, PRIVATE, GIVEN, RESULT };
 enum Check : uint32_t { OFF, PEERS, ALL };
 enum Way : uint32_t { WAITS = 1, IN_PLACE = 2 };
-enum PlanFlag : uint32_t { IN_CONTROL = 1, OWN_IN_CONTROL = 2, COPIES_INPUT = 4, KEEPS_OUTPUT = 8, OVERWRITES = 16, REFUSES = 32, ANNOUNCED = 64, ONLY_COMPARES = 128 };
+enum PlanFlag : uint32_t { IN_CONTROL = 1, OWN_IN_CONTROL = 2, COPIES_INPUT = 4, KEEPS_OUTPUT = 8, OVERWRITES = 16, REFUSES = 32, ANNOUNCED = 64, ONLY_COMPARES = 128, DEFERRED = 256 };
 enum OpPlace { SUM, PROD, MIN, MAX, AVG, BAND, BOR, BXOR, LAND, LOR, LXOR, EXACT_SUM, EXACT_AVG };
 
 // What there is for each dtype, in the order of Python's table (`combine.h`).

@@ -35,6 +35,11 @@
 // has failed. Ranks may miss a mismatch by not meeting. Their `history` then differs, and the next common call
 // detects the mismatch.
 //
+// Deferred comparisons (`DEFERRED`). A call on a GPU waits for no rank: this rank only shows it, in a slot, and goes on.
+// The next call of the communicator begins with the stage JUDGING: all ranks have come to the deferred call, and their
+// signatures are compared. Data have moved by then, so that a difference ends the communicator. The input of such a
+// call, if any, goes to all ranks (`Node::heard`).
+//
 // Between nodes the leaders' greetings take the place of counters and signatures: see agreement.h. The comparison ends
 // with the instruction AGREE, before the call writes to any array of the caller's. Messages of the call travel by
 // `Node::wire`, and every wait moves these messages on.
@@ -88,13 +93,13 @@ struct Piece {
 
 // The call under way, resumable: `go_on` returns at a wait or for work of Python, and continues at `stage` and `at`.
 // Outcomes: WAITING for another rank; DIFFERS, a mismatch; UNKNOWN, a segment to be mapped; CALLING, a Python
-// function to be called; BROKEN, a system error; CUT, a failed message. Stages, in order: LISTENING, only for announced
-// calls, waits until the root shows the call. BEFORE waits until the half may be overwritten, then shows the descriptor.
+// function to be called; BROKEN, a system error; CUT, a failed message. Stages, in order: JUDGING, only after a deferred
+// call. LISTENING, only for announced calls, waits until the root shows the call. BEFORE waits until the half may be overwritten, then shows the descriptor.
 // MEETING waits for the other ranks and compares. GREETING tells the leaders of other nodes. FINDING looks up the peers'
 // buffers. WALKING carries out the instructions. ENDING waits for the readers.
 struct Walker {
     enum Outcome { DONE, WAITING, DIFFERS, UNKNOWN, CALLING, BROKEN, CUT };
-    enum Stage { LISTENING, BEFORE, MEETING, GREETING, FINDING, WALKING, ENDING };
+    enum Stage { JUDGING, LISTENING, BEFORE, MEETING, GREETING, FINDING, WALKING, ENDING };
 
     const Plan* plan = nullptr;  // null while no call is under way
     const char* from;
@@ -146,7 +151,7 @@ struct Walker {
         node.alike = plan->signature == node.last ? std::min(node.alike + 1, ALIKE) : 0;
         node.last = plan->signature;
         plan->in_row |= node.alike == ALIKE;
-        eager = plan->in_row && plan->may_be_eager(node.same_node.size());
+        eager = plan->has(DEFERRED) || (plan->in_row && plan->may_be_eager(node.same_node.size()));
         may_wait = listens;
         awaited = node.rank;
         needed = base;
@@ -156,8 +161,7 @@ struct Walker {
         if (!walked->has(ONLY_COMPARES))
             node.flight.began(walked->text, walked->described(), std::max(walked->given, walked->taken), arrived);
         node.heads[node.rank]->begun.store(static_cast<int64_t>(node.call_count), std::memory_order_relaxed);
-        stage = listens && walked->has(ANNOUNCED) && walked->root != node.rank ? LISTENING : BEFORE;
-        at = 0;
+        enter(node.open.load(std::memory_order_relaxed) != 0 ? JUDGING : first(node));
     }
 
     // Continue as far as possible. A patient call waits about MAX_WAIT for another rank before returning WAITING. After
@@ -174,6 +178,14 @@ struct Walker {
   private:
     Outcome advance(Node& node, bool patient) {
         switch (stage) {
+            case JUDGING:
+                for (; at < node.same_node.size(); at++)
+                    if (!sees(node, node.same_node[at], node.open, patient)) return WAITING;
+                if (unlike(node) != 0) return DIFFERS;
+                hear(node);
+                node.open = 0;
+                enter(first(node));
+                return advance(node, patient);
             case LISTENING:
                 // Show the listening before looking: of two ranks taking each other for the root, either must go on.
                 node.heads[node.rank]->listens.store(base, std::memory_order_seq_cst);
@@ -262,11 +274,26 @@ struct Walker {
     int64_t culprit(const Node& node) const {
         const auto failed = [&](uint32_t rank) { return node.heads[rank]->failure.load(std::memory_order_acquire) != 0; };
         if (failed(awaited)) return awaited;
-        for (size_t i = at; stage == MEETING && i < met(node); i++) {
-            const uint32_t peer = met(node, i);
-            if (failed(peer) && node.heads[peer]->counter.load(std::memory_order_acquire) < base) return peer;
+        const bool judges = stage == JUDGING;
+        const size_t count = judges ? node.same_node.size() : stage == MEETING ? met(node) : 0;
+        for (size_t i = at; i < count; i++) {
+            const uint32_t peer = judges ? node.same_node[i] : met(node, i);
+            if (failed(peer) && node.heads[peer]->counter.load(std::memory_order_acquire) < (judges ? node.open.load() : base)) return peer;
         }
         return -1;
+    }
+
+    // Return the number of the deferred call not yet judged if all ranks have come to it, and a rank made another call;
+    // else 0. May be called while another thread continues a call.
+    static int64_t unlike(const Node& node) {
+        const int64_t open = node.open.load(std::memory_order_acquire);
+        const auto number = static_cast<uint64_t>(open >> ROUNDS);
+        bool alike = true;
+        for (uint32_t rank : node.same_node) {
+            if (node.heads[rank]->counter.load(std::memory_order_acquire) < open) return 0;
+            alike &= open == 0 || shows(node, rank, number, node.slot(node.rank, number)->signature.load(std::memory_order_relaxed));
+        }
+        return alike ? 0 : open >> ROUNDS;
     }
 
     // After a mismatch, add this rank's place in the program to the descriptor, and show position SETTLED - 1.
@@ -335,7 +362,12 @@ struct Walker {
         node.left = static_cast<int64_t>(nanoseconds());
         Head* head = node.heads[node.rank];
         head->left.store(node.left, std::memory_order_relaxed);
-        head->ended.store(static_cast<int64_t>(node.call_count), std::memory_order_relaxed);
+        const auto number = static_cast<int64_t>(node.call_count);
+        head->ended.store(plan->has(DEFERRED) ? -number : number, std::memory_order_relaxed);
+        if (plan->has(DEFERRED)) {
+            node.open_bytes = plan->given;
+            node.open = base;
+        }
         node.total.own += shares.own;
         node.total.waited += shares.waited;
         if (!plan->has(ONLY_COMPARES)) node.flight.ended(node.left);
@@ -388,6 +420,18 @@ struct Walker {
         int64_t least = INT64_MAX;
         for (uint32_t rank : node.same_node) least = std::min(least, node.heads[rank]->counter.load(std::memory_order_acquire));
         return least;
+    }
+
+    // The first stage of a call, after a deferred one was judged.
+    Stage first(const Node& node) const {
+        return may_wait && plan->has(ANNOUNCED) && plan->root != node.rank ? LISTENING : BEFORE;
+    }
+
+    // Take what all ranks have shown with the deferred call, before this rank shows the next call.
+    static void hear(Node& node) {
+        node.heard.resize(node.ranks * node.open_bytes);
+        for (uint32_t rank = 0; node.open_bytes > 0 && rank < node.ranks; rank++)
+            std::memcpy(node.heard.data() + rank * node.open_bytes, node.slot(rank, static_cast<uint64_t>(node.open >> ROUNDS))->data, node.open_bytes);
     }
 
     // Enter a stage at the first item of its list.
@@ -517,9 +561,12 @@ struct Walker {
 
     // Return whether a rank, already in this call, makes the same call. Each rank decides alone about eager calls, so
     // look at the descriptor and at the slot.
-    bool agrees(const Node& node, uint32_t rank) const {
-        return is_described(node, rank) || (node.is_eager(rank, node.call_count)
-                                           && node.slot(rank, node.call_count)->signature.load(std::memory_order_relaxed) == signature);
+    bool agrees(const Node& node, uint32_t rank) const { return shows(node, rank, node.call_count, signature); }
+
+    // Return whether a rank, already in call `number`, shows a signature.
+    static bool shows(const Node& node, uint32_t rank, uint64_t number, int64_t signature) {
+        return node.heads[rank]->signatures[number & 1].load(std::memory_order_relaxed) == signature
+            || (node.is_eager(rank, number) && node.slot(rank, number)->signature.load(std::memory_order_relaxed) == signature);
     }
 
     // Return whether a buffer of this rank is in the control segment, and so guarded by the halves.

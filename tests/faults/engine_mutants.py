@@ -134,7 +134,7 @@ EAGER = {
     "an eager call meets all ranks": Mutant(
         (("return node.check == ALL && !eager;", "return node.check == ALL;"),), "broadcasts_go_on"),
     "an eager call is not compared": Mutant(
-        (("&& node.slot(rank, node.call_count)->signature.load(std::memory_order_relaxed) == signature);", ");"),),
+        (("&& node.slot(rank, number)->signature.load(std::memory_order_relaxed) == signature);", ");"),),
         "differ_after", ("op", 1)),
     "the words of eager calls are those of the boards": Mutant(
         (("return is_eager(of, number) ? slot(of, number)->text :", "return false ? slot(of, number)->text :"),),

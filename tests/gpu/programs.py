@@ -198,10 +198,7 @@ def aborted(comm):
 
 
 def host_against_device(comm, check):
-    """A rank passes a GPU array, the others NumPy arrays: all get the error long before the deadline.
-
-    The first two calls on GPUs are compared by messages, later ones by mapped memory.
-    """
+    """A rank passes a GPU array, the others NumPy arrays: all get the error long before the deadline."""
     for earlier in (1, 3):
         _host_against_device(comm, check, earlier)
 

@@ -1,15 +1,13 @@
 """Programs on streams: the order of calls, and the freedom of the host from waiting."""
 
-import contextlib
 import time
 import types
-from unittest.mock import patch
 
 import cupy
 import numpy
 
 from gpu.helpers import held, ramp, ranges, same
-from gpucoll.health.mapped import MappedDescriptions
+from harness.node_ranks import on_two_nodes
 from harness.paths import passed
 
 
@@ -44,7 +42,7 @@ def streams(comm, algorithm):
 def shares(comm, algorithm, carrier):
     """`stats` has the delay of a rank's GPU and the waits of the others, though the host enqueues without waiting.
 
-    The ranks' stamps go by memory mapped by all ranks, or by messages.
+    The ranks' stamps go by the engine's memory, or between hosts by messages.
     """
     delay, kind = 0.2, ("all_reduce", 1 << 20)
     stream, late = cupy.cuda.Stream(non_blocking=True), comm.size - 1
@@ -58,8 +56,10 @@ def shares(comm, algorithm, carrier):
         found = comm.stats()[kind]
         return [found[f"{name}_seconds"] for name in ("own", "waiting", "moving")]
 
-    away = patch.object(MappedDescriptions, "accept", lambda *_: None)
-    with contextlib.nullcontext() if carrier == "memory" else away, stream:
+    if carrier == "messages":
+        with on_two_nodes(comm.mpi, None) as apart:
+            return shares(apart, algorithm, "memory")
+    with stream:
         x, out = ramp(comm, 1 << 18), cupy.empty(1 << 18, numpy.float32)
         for _ in range(20):  # on a busy machine another rank may come late, or a GPU answers no question
             before = figures()

@@ -35,10 +35,7 @@ def outcomes(comm, calls):
 
 
 def check_cell(mpi, executor, case: Case, count, other, earlier):
-    """Check one cell on a new communicator: the error, its culprit, and that the next call has raised at the latest.
-
-    The first two calls of a communicator are compared by messages, later ones by mapped memory.
-    """
+    """Check one cell on a new communicator: the error, its culprit, and that the next call has raised at the latest."""
     mpi.Barrier()
     with gc.Communicator.from_mpi(mpi, executor=executor, check="deferred", timeout=seconds(DEADLINE)) as comm:
         expected = sum(range(comm.size)) + comm.size * numpy.arange(5)

@@ -1,13 +1,12 @@
 """Mismatches under the deferred check, where a call does not wait for the comparison: all raise by the next call."""
 
 import sys
-from unittest import mock
 
 import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.health import mapped
+from harness.node_ranks import on_two_nodes
 from harness.pace import seconds
 from multirank.deferred import TOLD, check_cells, outcomes
 
@@ -86,11 +85,9 @@ def test_two_threads_compare_calls(ranks):
     ranks(two_threads)
 
 
-def unmapped(mpi):
-    """A rank cannot map the memory of the others: all ranks go on by messages, and find what differs."""
-    refused = mock.Mock(side_effect=OSError("refused")) if mpi.rank == 1 else mapped.attach
-    with mock.patch.object(mapped, "attach", refused), \
-            gc.Communicator.from_mpi(mpi, check="deferred", timeout=seconds(20)) as comm:
+def apart(mpi):
+    """Between hosts the ranks compare by messages, and find what differs."""
+    with on_two_nodes(mpi, None, check="deferred") as comm:
         x = numpy.ones(4)
         for _ in range(4):
             assert (comm.all_reduce(x) == comm.size).all()
@@ -102,8 +99,37 @@ def unmapped(mpi):
     mpi.Barrier()
 
 
-def test_a_rank_that_maps_no_memory_compares_by_messages(ranks):
-    ranks(unmapped)
+def test_between_hosts_calls_are_compared_by_messages(ranks):
+    ranks(apart)
+
+
+def all_refuse(mpi):
+    """If every rank refuses its arguments, each raises its own refusal, and the communicator goes on."""
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(20)) as comm:
+        for wrong in ("minimum", f"of{comm.rank}"):
+            with pytest.raises(gc.ArgumentError, match=wrong):
+                comm.all_reduce(numpy.ones(4), op=wrong)
+            assert (comm.all_reduce(numpy.ones(4)) == comm.size).all()
+    mpi.Barrier()
+
+
+def test_arguments_that_all_ranks_refuse_leave_the_communicator(ranks):
+    ranks(all_refuse)
+
+
+def whose_end_is_unknown(mpi):
+    """The work of a call on a device goes on after its comparison: no rank takes another's call for ended."""
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(20)) as comm:
+        comm.all_reduce(numpy.ones(4))
+        mpi.Barrier()
+        last = comm._core.life.last_call((comm.rank + 1) % comm.size)
+        assert last.has_ended is None
+        assert "all_reduce" in last.describe()
+        mpi.Barrier()
+
+
+def test_a_call_on_a_device_is_not_known_to_have_ended(ranks):
+    ranks(whose_end_is_unknown)
 
 
 def test_a_mismatch_names_the_first_failure_in_later_calls(ranks):

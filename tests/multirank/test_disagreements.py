@@ -133,9 +133,9 @@ def words_come_late(mpi):
             looks = iter([False] * 4)  # a message comes after some looks of `explain`
             return SimpleNamespace(Test=lambda: not (waits and not (asked and next(looks, True))) and request.Test())
 
-        def explained(patience, *, differ):
+        def explained(patience):
             asked.append(patience)
-            return explain(patience, differ=differ)
+            return explain(patience)
 
         preflight._wire = SimpleNamespace(Irecv=receive, Isend=wire.Isend)
         preflight.explain = explained

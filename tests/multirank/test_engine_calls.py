@@ -110,7 +110,7 @@ def calls_by_messages_pass_few_files(mpi):
 
 
 def calls_by_mpi_pass_few_files(mpi):
-    """Repeated calls by MPI pass few files: method, compiled call, guards, shares, executor, mapped comparison."""
+    """Repeated calls by MPI pass few files: method, compiled call, guards, shares, executor, engine."""
     with gc.Communicator.from_mpi(mpi, executor="native", timeout=seconds(60)) as comm:
         call = functools.partial(comm.all_reduce, numpy.ones(9), numpy.empty(9))
         call()

@@ -3,11 +3,12 @@
 import contextlib
 import types
 
+import numpy
 import pytest
 
 from gpucoll.health import device_shares
 from gpucoll.health.device_shares import FIRST_PATIENCE, LARGE, MOST, PATIENCE, DeviceShares
-from gpucoll.health.shares import NO_STAMPS, CallClock, CallSums
+from gpucoll.health.shares import CallClock, CallSums
 
 SHIFT = 7_000_000_123  # nanoseconds by which the GPU's clock is ahead of the host's
 HERE = ("all_reduce", LARGE)
@@ -73,13 +74,13 @@ class Rank:
         self.stream = Stream(self.gpu, SHIFT + 10**18)
         self.shares = DeviceShares(self.gpu, self.clock, rank, size)
 
-    def call(self, number, began, ended, nbytes=LARGE):
-        """Make call `number`, which the GPU begins and ends at these times of the host."""
-        sums = self.clock.sums.row("all_reduce", nbytes)
-        self.stream.time = SHIFT + began
-        times = self.shares.begin(number, nbytes, sums, self.stream)
-        self.stream.time = SHIFT + ended
-        if times is not None:
+    def call(self, began, ended, nbytes=LARGE):
+        """Make a call, which the GPU begins and ends at these times of the host."""
+        sums, times = self.clock.sums.python["all_reduce", nbytes.bit_length()], None
+        if nbytes >= LARGE:
+            self.stream.time = SHIFT + began
+            times = self.shares.begin(sums, self.stream)
+            self.stream.time = SHIFT + ended
             self.shares.end(times, self.stream)
         self.clock.enqueued(sums, nbytes)
         return times
@@ -91,23 +92,22 @@ class Rank:
 
 def compared(ranks):
     """Carry the next stamps of each rank to all ranks, as a comparison does."""
-    stamps = [one.shares.next_stamps() for one in ranks]
+    stamps = numpy.concatenate([one.shares.next_stamps() for one in ranks])
     for one in ranks:
-        one.shares.sent()
         one.shares.exchanged(stamps)
 
 
 def run(host, times, size=None):
     """Make calls that the ranks' GPUs begin and end at these times; return the figures of all ranks."""
     ranks = [Rank(host, rank, size or len(times[0])) for rank in range(len(times[0]))]
-    for number, call in enumerate(times, 1):
+    for call in times:
         for one, (began, ended) in zip(ranks, call, strict=True):
-            one.call(number, 10**18 + began, 10**18 + ended)
+            one.call(10**18 + began, 10**18 + ended)
         compared(ranks)
-    for number in (len(times) + 1, len(times) + 2):  # two calls of 0 ns carry the last stamps
+    for _ in range(2):  # two calls of 0 ns carry the last stamps
         last = 10**18 + max(ended for _, ended in times[-1])
         for one in ranks:
-            one.call(number, last, last)
+            one.call(last, last)
         compared(ranks)
     return [one.figures() for one in ranks]
 
@@ -135,9 +135,9 @@ def test_without_a_comparison_a_wait_counts_as_moving(host):
 def test_short_calls_are_only_counted(host):
     rank = Rank(host, 0, 1)
     for number in range(1, 6):
-        times = rank.call(number, 10**18 + 10 * number, 10**18 + 10 * number + 4, nbytes=LARGE >> number % 2)
+        times = rank.call(10**18 + 10 * number, 10**18 + 10 * number + 4, nbytes=LARGE >> number % 2)
         assert (times is None) == number % 2
-    rank.call(6, 10**18, 10**18)  # takes the events of the call before
+    rank.call(10**18, 10**18)  # takes the events of the call before
     assert rank.figures() == [0, 0, 2 * 4]
     assert rank.figures(("all_reduce", LARGE // 2)) == [0, 0, 0]
     assert rank.clock.sums.stats()["all_reduce", LARGE // 2]["calls"] == 3
@@ -147,11 +147,11 @@ def test_a_delay_after_short_calls_is_at_most_the_time_since_the_timed_call_befo
     ranks = [Rank(host, rank, 2) for rank in range(2)]
     for number, times in enumerate([[(0, 100), (0, 800)], [(100, 110), (800, 810)], [(150, 1000), (850, 1000)]], 1):
         for one, (began, ended) in zip(ranks, times, strict=True):
-            one.call(number, 10**18 + began, 10**18 + ended, LARGE if number != 2 else 8)
+            one.call(10**18 + began, 10**18 + ended, LARGE if number != 2 else 8)
         compared(ranks)
-    for number in (4, 5):
+    for _ in range(2):
         for one in ranks:
-            one.call(number, 10**18 + 1000, 10**18 + 1000)
+            one.call(10**18 + 1000, 10**18 + 1000)
         compared(ranks)
     assert [one.figures() for one in ranks] == [[0, 700, 100 + 150], [50, 0, 800 + 150]]
 
@@ -159,7 +159,7 @@ def test_a_delay_after_short_calls_is_at_most_the_time_since_the_timed_call_befo
 def test_calls_in_a_capture_are_not_timed(host):
     rank = Rank(host, 0, 1)
     rank.stream.captures = True
-    assert rank.call(1, 10**18, 10**18 + 5) is None
+    assert rank.call(10**18, 10**18 + 5) is None
     assert rank.shares._left is None
 
 
@@ -168,7 +168,7 @@ def test_stamps_that_a_rank_has_lost_leave_the_other_calls(host):
     for number in range(1, 3 * MOST):
         ranks[1].gpu.answers = number > 2 * MOST  # no stamps until then
         for one, began in zip(ranks, (0, 30), strict=True):
-            one.call(number, 10**18 + 100 * number + began, 10**18 + 100 * number + 50)
+            one.call(10**18 + 100 * number + began, 10**18 + 100 * number + 50)
         compared(ranks)
         host.now += 10**7
     own, waited, moved = (sum(column) for column in zip(*(one.figures() for one in ranks), strict=True))
@@ -176,13 +176,13 @@ def test_stamps_that_a_rank_has_lost_leave_the_other_calls(host):
     assert own >= 30 * (MOST - 110)
     assert moved == 2 * 20 * own // 30
     for one in ranks:
-        assert max(map(len, (one.shares._known, one.shares._early, one.shares._under_way))) <= MOST
+        assert max(map(len, (one.shares._known, one.shares._arrivals, one.shares._under_way))) <= MOST
 
 
 def test_a_gpu_that_never_ends_a_call_keeps_few_events(host):
     rank = Rank(host, 0, 2)
-    for number in range(2 * MOST):
-        times = rank.call(number, 10**18, 10**18)
+    for _ in range(2 * MOST):
+        times = rank.call(10**18, 10**18)
         rank.shares._under_way[-1].ended.done = False
         assert times is not None
     assert len(rank.shares._under_way) == MOST
@@ -190,26 +190,26 @@ def test_a_gpu_that_never_ends_a_call_keeps_few_events(host):
 
 def test_the_gpu_is_asked_again_and_the_quickest_answer_counts(host):
     rank = Rank(host, 0, 2)
-    rank.call(1, 10**18 + 100, 10**18 + 200)
-    rank.call(2, 10**18 + 300, 10**18 + 300)
-    assert rank.shares.next_stamps() == (1, 10**18 + 100, 0, 0)
+    rank.call(10**18 + 100, 10**18 + 200)
+    rank.call(10**18 + 300, 10**18 + 300)
+    assert rank.shares.next_stamps().tolist() == [1, 10**18 + 100, 0, 0]
     anchor = rank.shares._anchor
-    rank.call(3, 10**18 + 400, 10**18 + 400)
+    rank.call(10**18 + 400, 10**18 + 400)
     assert rank.shares._anchor is anchor
     host.now += 2 * 10**9
-    rank.call(4, host.now, host.now)
+    rank.call(host.now, host.now)
     assert rank.shares._anchor is not anchor
 
 
 def test_the_host_waits_a_moment_for_a_busy_gpu_and_not_longer(host):
     rank = Rank(host, 0, 2)
     host.tick = 1000
-    rank.call(1, 10**18, 10**18)
+    rank.call(10**18, 10**18)
     for answers, patience in ((False, FIRST_PATIENCE), (True, 0), (False, PATIENCE)):
         rank.gpu.answers = answers
         for longest in (patience, 0):  # the next question comes later
             before = host.now
-            rank.call(2, 10**18, 10**18)
+            rank.call(10**18, 10**18)
             assert longest <= 1e-9 * (host.now - before) < 1.01 * longest + 1e-4
-        assert (rank.shares.next_stamps() == NO_STAMPS) == (patience == FIRST_PATIENCE)
+        assert (not rank.shares.next_stamps().any()) == (patience == FIRST_PATIENCE)
         host.now += 2 * 10**9

@@ -1,4 +1,4 @@
-"""Threads as ranks and processes that end: comparisons joined, farewells, and the rank that an error names."""
+"""Threads as ranks and processes that end: farewells, and the rank that an error names."""
 
 import os
 import re
@@ -13,10 +13,8 @@ import gpucoll as gc
 from gpucoll.core.signature import LastCall
 from gpucoll.executors.engine import failures
 from gpucoll.executors.engine.tables import FAILURE
-from gpucoll.health import guard, preflight, processes
+from gpucoll.health import guard, processes
 from gpucoll.health.processes import Processes
-from gpucoll.health.shares import CallClock, CallSums
-from gpucoll.progress.waits import Progress
 from gpucoll.transport.farewell import Farewell, Why
 from harness.thread_ranks import all_on_threads
 
@@ -37,22 +35,6 @@ def test_a_rank_that_has_come_to_a_call_is_not_awaited():
     assert next(waiting, None) is None
     for comm in comms:
         comm.close()
-
-
-@pytest.mark.parametrize(("numbers", "joins"), [((7, 7), True), ((7, 8), False)])
-def test_a_comparison_is_joined_after_two_looks_in_one_call(monkeypatch, numbers, joins):
-    """At one look a rank may be in its next call: a look in each of two calls proves nothing."""
-    monkeypatch.setattr(preflight, "LOOK", 0)
-    calls, begun = iter(numbers), []
-    link = SimpleNamespace(wire=None, place=SimpleNamespace(rank=0, size=2, nodes=(0, 0)), has_collectives=False)
-    looking = preflight.Preflight(link, Progress(NEVER), lambda: preflight.HostCall(next(calls), {1}, "mine"),
-                                  CallClock(list, CallSums()))
-    looking._is_seen, looking._anybody = lambda rank: True, -1  # rank 1 compares a call by messages
-    monkeypatch.setattr(looking, "_begin", lambda description, moves: begun.append(description))
-    for _ in numbers:
-        assert not begun
-        looking._look()
-    assert begun == ["mine"] * joins
 
 
 def test_a_process_that_has_the_number_of_an_ended_one_is_alive(monkeypatch):

@@ -1,13 +1,14 @@
 """The three shares of calls: own delay, waiting, moving; counted by the engine, by messages, on devices."""
 
-import functools
 import time
+from types import SimpleNamespace
 
 import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.health.shares import HEADER, CallShares, stats_of, total_of
+from gpucoll.health import shares
+from gpucoll.health.shares import HEADER, CallClock, CallSums, stats_of
 from harness.pace import seconds
 from harness.thread_ranks import all_on_threads, on_threads
 
@@ -93,25 +94,6 @@ def test_a_late_rank_has_the_delay_and_the_other_the_wait(options):
         assert comm.stats()["barrier", 0]["calls"] >= 2  # outlives `close`
 
 
-def test_a_delay_found_by_a_later_call_is_named_by_the_late_call():
-    comms = gc.init_local(2, executor="mpi", check="deferred", timeout=seconds(60))
-    delays = comms[1]._core.clock.sums.delays
-
-    def run(comm, length):
-        if comm.rank == 1:
-            time.sleep(DELAY)
-        comm.all_reduce(numpy.ones(length))  # a new kind of call: the engine counts no delay of repeated ones
-        comm.barrier()
-
-    for length in range(3, 3 + 2 * ATTEMPTS):  # on a loaded machine rank 0 may come late, too
-        if not any("all_reduce" in place for place in delays):
-            all_on_threads(comms, functools.partial(run, length=length))
-    assert any(place.startswith("all_reduce") and "float64" in place for place in delays), delays
-    assert not any(__file__ in place for place in delays)
-    for comm in comms:
-        comm.close()
-
-
 def test_every_call_is_counted_once():
     def run(comm):
         x, work = numpy.ones((comm.size, 3)), []
@@ -133,21 +115,34 @@ def test_every_call_is_counted_once():
     assert on_threads(3, run) == [expected] * 3
 
 
-def test_shares_stay_inside_the_call_and_the_time_before_it():
-    sums = [0.0] * 5
-    call = CallShares(sums, 64, began=1000, between=300, totals=(5, 7))
-    call.end(1100, (5 + 400, 7 + 60))  # 400 ns late, but only 300 ns between the calls
-    assert numpy.array(sums) == pytest.approx([1, 64, 300e-9, 60e-9, 40e-9])
-    call.found(-10, 500)  # a comparison ends after the call: 40 ns of the call are left
-    assert numpy.array(sums) == pytest.approx([1, 64, 300e-9, 100e-9, 0])
+def test_shares_stay_inside_the_call_and_the_time_before_it(monkeypatch):
+    times = iter([700, 1000, 1100, 1100, 1200])  # ends of calls, and the begins between them
+    monkeypatch.setattr(shares, "time", SimpleNamespace(monotonic_ns=lambda: next(times)))
+    counter = SimpleNamespace(total=(5, 7, 0), shares=lambda: counter.total)
+    clock = CallClock(lambda: [counter], CallSums())
+
+    def call(*total):
+        yield lambda: True
+        counter.total = total
+
+    kind = "barrier", 0
+    assert len([*clock.measured(call(5 + 400, 7 + 60, 0), kind, 64)]) == 1  # 400 ns late, only 300 ns between the calls
+    assert numpy.array(clock.sums.python[kind]) == pytest.approx([1, 64, 300e-9, 60e-9, 40e-9])
+    assert len([*clock.measured(call(405 - 10, 67 + 500, 0), kind, 64)]) == 1  # waited for 500 ns, in a call of 100 ns
+    assert numpy.array(clock.sums.python[kind]) == pytest.approx([2, 128, 300e-9, 160e-9, 40e-9])
 
 
 def test_headers_belong_to_the_calls_that_they_announce():
-    rows = [("gather_v", 5, [3, 60, 0.0, 0.0, 1.0]), ("gather_v", 7, [1, 64, 1.0, 0.0, 2.0]),
-            (HEADER + "gather_v", 11, [4, 4096, 4.0, 8.0, 0.0]), (HEADER + "check_numerics", 11, [2, 2048, 0, 1.0, 0])]
+    rows = [(("gather_v", 5), [3, 60, 0.0, 0.0, 1.0]), (("gather_v", 7), [1, 64, 1.0, 0.0, 2.0]),
+            (("gather_v", HEADER), [4, 4096, 4.0, 8.0, 0.0]), (("check_numerics", HEADER), [2, 2048, 0, 1.0, 0])]
     assert stats_of(rows) == {
         ("check_numerics", 1024): {"calls": 2, "bytes": 2048, "own_seconds": 0, "waiting_seconds": 1,
                                    "moving_seconds": 0},
         ("gather_v", 16): {"calls": 3, "bytes": 60, "own_seconds": 3, "waiting_seconds": 6, "moving_seconds": 1},
         ("gather_v", 64): {"calls": 1, "bytes": 64, "own_seconds": 2, "waiting_seconds": 2, "moving_seconds": 2}}
-    assert total_of([stats_of(rows[:1]), stats_of(rows[:2])])["gather_v", 16]["calls"] == 6
+    both = CallSums()
+    for _ in range(2):
+        one = CallSums()
+        one.python |= dict(rows)
+        both.absorb(one)
+    assert both.stats()["gather_v", 16]["calls"] == 6

@@ -32,7 +32,7 @@ from gpucoll.arrays.segments import Slab, at
 from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.device.messages import receiver
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RankFailedError, is_settled
-from gpucoll.executors import INSIDE, Call, Called, CallRequest, Executor, Refusal, call_site, disagreement, shortened
+from gpucoll.executors import INSIDE, Call, CallRequest, Executor, Refusal, call_site, disagreement, shortened
 from gpucoll.executors.engine.between_nodes import Comparing, Messages, PostedMessage, WireRoles
 from gpucoll.executors.engine.extension import library
 from gpucoll.executors.engine.failures import ASTRAY, DOWN, EXPIRED, EXPIRED_FOR, culprit_of, last_call, show_failure
@@ -82,7 +82,7 @@ class EngineExecutor(Executor):
         self._node_ranks = NodeRanks(place, found is not None, 0 if found is None else found.BOX)
         self._has_met, self._nodes = False, place.nodes
         self.engine: Any = None
-        self._plans: Any = None
+        self.plans: Any = None
         self._flight: Any = None
         self.cause: Callable[[], GpucollError | None] = lambda: None  # the error that explains memory out of reach
         self.hooks: list[Callable[[], None]] = []  # for the meeting, if it comes with the first call
@@ -113,7 +113,7 @@ class EngineExecutor(Executor):
         assert request.plan is not None
         if request.plan.schedules is None:
             return Refusal(f"{request.algorithm} has no schedule")
-        return EngineCall(self, request, self._plans)
+        return EngineCall(self, request, self.plans)
 
     def meet(self, *hooks: Callable[[], None]) -> None:
         """Gain access to the other ranks' memory. Collective; raises CollectiveTimeout and errors of `hooks`."""
@@ -141,7 +141,7 @@ class EngineExecutor(Executor):
                 workspace_bytes=SMALL, boxes=node_ranks.boxes, heads=heads, keys=keys, processes=processes)
             self._record()
             self._messages = Messages(self._begin, self._has_come, self._go_on)
-            self._plans = Plans(node_ranks, self.engine, self._messages, self._comparing)
+            self.plans = Plans(node_ranks, self.engine, self._messages, self._comparing)
             if self._has_wire:
                 self._bind_wire()
 
@@ -205,6 +205,7 @@ class EngineExecutor(Executor):
         """
         if meet and self.is_compared_by_wire:
             return self._explaining.explain()
+        self.judge()
         number, node_ranks, words = self.engine.call_count, sorted(self._node_ranks.all), self._node_ranks.words
         settles = meet and self._check == ALL and not any(self.engine.is_eager(rank, number) for rank in node_ranks)
         # After `settle` the next use of the same descriptor waits for all counters, so that no rank can miss it.
@@ -223,13 +224,18 @@ class EngineExecutor(Executor):
             calls = [self.engine.description(rank, number) for rank in node_ranks]
             self.engine.settle()
             raise disagreement(node_ranks, calls)
-        shown = self._node_ranks.unlike_calls(self.engine, number)
+        if (error := self.difference()) is not None:
+            raise error
         # Ranks may be several calls apart, as behind a root that was ahead: then compare the last calls.
-        if len(set(shown.values())) < 2 and self._check != OFF:
-            shown = {rank: last.text.partition("\n")[0] for rank, last in self.progress().items()}
-        if len(set(shown.values())) < 2:
+        shown = {rank: last.text.partition("\n")[0] for rank, last in self.progress().items()}
+        if len(set(shown.values())) < 2 or self._check == OFF:
             raise MismatchError("another rank of this node found that the ranks make different calls")
         raise disagreement([*shown], [*shown.values()], moved=True)
+
+    def difference(self) -> GpucollError | None:
+        """Return the error of unlike calls, of this rank's last number or shortly before; None without any."""
+        shown = {} if self.engine is None else self._node_ranks.unlike_calls(self.engine, self.engine.call_count)
+        return disagreement([*shown], [*shown.values()], moved=True) if len({*shown.values()}) > 1 else None
 
     def compare(self, description: str) -> Operation:
         """Compare a call made by another executor, or refused, with the other ranks; a refusal waits for no rank."""
@@ -239,14 +245,23 @@ class EngineExecutor(Executor):
             return iter(())
         if is_refusal(description) and self.comparison is None:
             description = shortened(f"{description}\n{call_site()}", TEXT - 1)
-        return self.walk(lambda: self._plans.without_data(description), None, None)
+        return self.walk(lambda: self.plans.without_data(description), None, None)
 
     def _compare_by_wire(self, description: str) -> Operation:
         self.described = description
         try:
-            yield from self.walk(lambda: self._plans.without_data(description), None, None)
+            yield from self.walk(lambda: self.plans.without_data(description), None, None)
         finally:
             self.described = ""
+
+    def judge(self) -> set[int]:
+        """Return the ranks that have not come to the deferred call; raise the error if ranks differ in it."""
+        if self.engine is None or not (number := self.engine.open()):
+            return set()
+        ranks = sorted(self._node_ranks.all)
+        if self.engine.unlike():
+            raise disagreement(ranks, [self.engine.description(rank, number) for rank in ranks], moved=True)
+        return {rank for rank in ranks if self._node_ranks.words[rank][COUNTER] >> ROUNDS < number}
 
     def _comparing(self, description: str = "") -> Callable[[], bool] | None:
         """Return an instruction that compares a call by messages; None if the engine compares calls."""
@@ -360,10 +375,6 @@ class EngineExecutor(Executor):
         """Whether the engine compares the calls of all ranks."""
         return self.name == "shared" and self.engine is not None
 
-    def plan_by_calls(self, request: CallRequest, call: Called) -> Any:
-        """Return a plan that only compares calls; the function `call` does the rest. See `Plans.by_calls`."""
-        return self._plans.by_calls(request, call)
-
     def walk(self, plan: Callable[[], Any], x: Any, out: Any) -> Operation:
         """Carry out a plan on these arrays; after a failure no other rank begins to read or write the arrays."""
         made = None
@@ -391,7 +402,7 @@ class EngineExecutor(Executor):
         if not is_settled(error):
             self.publish_failure(error)
             # Peers and MPI cannot be stopped, and would still use freed memory.
-            keep_for_ever((memory, self._plans, self.engine))
+            keep_for_ever((memory, self.plans, self.engine))
             messages = [*self._under_way.values()]
             cancel([request for one in messages if not one.sends for request in one.requests], messages)
             if self.engine is not None:
@@ -432,6 +443,6 @@ class EngineExecutor(Executor):
             if not self.engine.cancel_messages():
                 keep_for_ever(self.engine)
             self.engine.close()
-            self._plans.close()
-        self.engine = self._plans = None  # a cycle of references: end it here
+            self.plans.close()
+        self.engine = self.plans = None  # a cycle of references: end it here
         self._node_ranks.close()

@@ -81,15 +81,16 @@ class Comparing:
 
         Raises MismatchError or PeerError if they do not; the engine then leaves the call, and no data was sent.
         """
+        comparison = self._executor.comparison
         if self._operation is None:
-            comparison, engine = self._executor.comparison, self._executor.engine
             description = self._description or self._executor.described or self._executor.under_way()
-            self._operation = comparison.clock.reported(comparison.compare(description), engine.add_shares)
+            self._operation = comparison.compare(description)
         try:
             while self._pending is None or self._pending():
                 self._pending = next(self._operation, None)
                 if self._pending is None:
                     self._operation = None
+                    self._executor.engine.add_shares(*comparison.take())
                     return True
         except BaseException as error:
             self._operation = self._pending = None

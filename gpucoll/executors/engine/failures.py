@@ -50,4 +50,5 @@ def last_call(node_ranks: NodeRanks, engine: Any, rank: int) -> LastCall:
     number = max(shown, begun)
     when = words[LEFT] if ended >= number else words[ARRIVED + (number & 1)] if shown == number else 0
     text = engine.description(rank, number) if 0 < number == shown else ""
-    return LastCall(number, text, ended >= number, 1e-9 * when)
+    # The work of a deferred call goes on, on a GPU.
+    return LastCall(number, text, None if ended == -number < 0 else ended >= number, 1e-9 * when)

@@ -51,7 +51,7 @@ class Plans:
                  comparing: Callable[..., Callable[[], bool] | None] = lambda description="": None) -> None:
         self._node_ranks, self._engine, self._messages = node_ranks, engine, messages
         self._comparing = comparing
-        self._bare: dict[str, Any] = {}
+        self.without_data, self.deferred = map(functools.lru_cache(KEPT), (self._without_data, self._deferred))
         self._staging: dict[int, Segment] = {}
         self._outgrown: list[Segment] = []  # a call under way may still use these
 
@@ -143,24 +143,32 @@ class Plans:
             place = OP_NAMES.index("sum" if op.factor is not None and op.name not in EXACT_NAMES else op.name)
         return list(DTYPES).index(request.dtype.name), place, self._finish(request)
 
-    def without_data(self, description: str) -> Any:
+    def _without_data(self, description: str) -> Any:
         """Return the plan of a call without data: only a comparison, or a refusal."""
-        if description not in self._bare:
-            if len(self._bare) == KEPT:
-                self._bare.clear()
-            comparing, wire = self._comparing(description), self._messages.wire
-            rows, calls = ((), ()) if comparing is None else (
-                ((CALL, 0, 1, None, 0, (), ()),), (self._messages.idle, lambda _: comparing()))
-            by_wire = wire is not None and wire.compares
-            if by_wire:
-                rows = ((AGREE, 0, 0, None, 0, (), ()),)
-            refuses, by_engine = is_refusal(description), comparing is None and not by_wire
-            # Buffers without bytes count as buffers in the control segments: no rank waits for memory.
-            flags = PlanFlag.IN_CONTROL | PlanFlag.OWN_IN_CONTROL | (by_engine and refuses) * PlanFlag.REFUSES \
-                | (not refuses) * PlanFlag.ONLY_COMPARES
-            self._bare[description] = self._engine.plan(*shown(description), (0, 0, 0, 0, 1), (0, NOTHING, 0), flags, 0,
-                                                        (), (), (), rows, calls)
-        return self._bare[description]
+        comparing, wire = self._comparing(description), self._messages.wire
+        rows, calls = ((), ()) if comparing is None else (
+            ((CALL, 0, 1, None, 0, (), ()),), (self._messages.idle, lambda _: comparing()))
+        by_wire = wire is not None and wire.compares
+        if by_wire:
+            rows = ((AGREE, 0, 0, None, 0, (), ()),)
+        refuses, by_engine = is_refusal(description), comparing is None and not by_wire
+        flags = (by_engine and refuses) * PlanFlag.REFUSES | (not refuses) * PlanFlag.ONLY_COMPARES
+        return self._bare(shown(description), flags, rows=rows, calls=calls)
+
+    def _deferred(self, description: str, nbytes: int = 0) -> Any:
+        """Return the plan of a call compared by the next call; all ranks get the `nbytes` of its input."""
+        node_ranks = self._node_ranks
+        readers = tuple((INPUT, rank, 0) for rank in sorted(node_ranks.all - {node_ranks.rank}) if nbytes)
+        text, signature = shown(description)
+        # Each rank raises its own refusal, if all refuse: refusals are alike.
+        signature = fingerprint("refused") if is_refusal(description) else signature
+        return self._bare((text, signature), PlanFlag.ONLY_COMPARES | PlanFlag.DEFERRED, nbytes, readers)
+
+    def _bare(self, words: tuple[str, int], flags: int, nbytes: int = 0, readers: tuple[tuple[int, int, int], ...] = (),
+              rows: tuple[Row, ...] = (), calls: tuple[Callable[..., Any], ...] = ()) -> Any:
+        # Buffers without bytes count as buffers in the control segments: no rank waits for memory.
+        flags |= PlanFlag.IN_CONTROL | PlanFlag.OWN_IN_CONTROL
+        return self._engine.plan(*words, (nbytes, 0, 0, 0, 1), (0, NOTHING, 0), flags, 0, (), readers, (), rows, calls)
 
     def _finish(self, request: CallRequest) -> int:
         """Return the number of contributions for the engine's final step (mean or truth value); 0 for no step."""
@@ -189,7 +197,8 @@ class Plans:
             staging.close()
         self._staging.clear()
         self._outgrown.clear()
-        self._bare.clear()
+        self.without_data.cache_clear()
+        self.deferred.cache_clear()
 
 
 def _bytes(request: CallRequest) -> list[int]:

@@ -49,6 +49,7 @@ class PlanFlag(enum.IntFlag):
     REFUSES = enum.auto()  # tells the other ranks: this rank refuses the arguments of the call
     ANNOUNCED = enum.auto()  # the other ranks learn of the call from the root's descriptor
     ONLY_COMPARES = enum.auto()  # another executor moves the data and records the call
+    DEFERRED = enum.auto()  # compared only when the next call begins
 
 
 def is_known(op: Op) -> bool:
