@@ -19,11 +19,12 @@ from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.device.streams import Output
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Call, CallRequest, Executor, Refusal
+from gpucoll.executors.engine.failures import culprit_of, show_failure
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.health.flight import CALLS, HEAD, LAST, Flight
 from gpucoll.health.guard import Guard
 from gpucoll.health.observed import CallObserver, observed
-from gpucoll.health.preflight import Deferred, Preflight
+from gpucoll.health.preflight import Preflight
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.plan import Layouts, Plan
 from gpucoll.progress.operations import Operation
@@ -132,12 +133,11 @@ class HostBackend:
         self._shared: Any = shared or (messages if messages and messages.on_engine else None)
         self._with_engine = [one for one in (shared, messages) if one]
         self._walker = messages if isinstance(messages, MpiExecutor) else None
-        self._comparison: Preflight | Deferred | None = None
+        self._comparison: Preflight | None = None
         self._observers: list[CallObserver] = []
         self._reported: list[CallObserver] = []  # of calls that the engine does not record: the flight record, too
 
-    def observe(self, flight: Flight | None, observers: Sequence[CallObserver],
-                comparison: Preflight | Deferred | None) -> None:
+    def observe(self, flight: Flight | None, observers: Sequence[CallObserver], comparison: Preflight | None) -> None:
         """Compare, record and observe every call; with observers no call is left to the engine alone.
 
         `comparison` compares by messages. The engine of `shared` compares without messages: it reads the call
@@ -235,7 +235,7 @@ class HostBackend:
     @property
     def compares_first(self) -> bool:
         """Whether the calls of all ranks are compared before data move, by the engine or by messages."""
-        return self.compares_calls or isinstance(self._comparison, Preflight)
+        return self.compares_calls or (self._comparison is not None and not self._comparison.defers)
 
     def compare(self, description: str) -> Operation:
         """Compare a call with the other ranks' calls, before data move."""
@@ -251,16 +251,17 @@ class HostBackend:
     def explain_by(self, guard: Guard) -> None:
         """Let `guard` explain memory out of reach and shown failures, and end a meeting that a rank misses."""
         if self._shared is not None:
-            self._shared.cause, self._shared.told, self._shared.hooks = guard.cause, guard.told, [guard.check_meeting]
+            self._shared.cause, self._shared.told = guard.cause, guard.told
+            self._shared.hooks = [functools.partial(guard.check, meets=True)]
 
     def shown_culprit(self, rank: int) -> int | None:
         """Return the other rank to which a rank of this node has shown its failure to be due; None without one."""
-        return None if self._shared is None else self._shared.shown_culprit(rank)
+        return None if self._shared is None else culprit_of(self._shared.node_ranks, rank)
 
     def fail(self, error: BaseException) -> None:
         """Tell the ranks of this node that this rank has failed."""
         if self._shared is not None:
-            self._shared.publish_failure(error)
+            show_failure(self._shared.node_ranks, error)
 
     def close(self) -> None:
         """Release the executors and the heap."""

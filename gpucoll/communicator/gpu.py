@@ -23,6 +23,7 @@ from gpucoll.errors import ArgumentError, CollectiveTimeout, GpucollError, Usage
 from gpucoll.executors import Call, Executor, ReadyCall
 from gpucoll.health.device_shares import DeviceShares
 from gpucoll.health.observed import CallObserver, observed
+from gpucoll.health.preflight import Deferring
 from gpucoll.health.shares import CallClock
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.progress.operations import Operation, keep_for_ever
@@ -98,7 +99,7 @@ class Gpu:
         """Observe and compare the calls to come, and on a GPU time them for `clock`."""
         self._observers, self._comparison = observers, comparison
         if self.device.asynchronous:
-            compared = place.size if hasattr(comparison, "beginner") else 1
+            compared = place.size if isinstance(comparison, Deferring) else 1
             self._shares = DeviceShares(self.device, clock, place.rank, compared)
 
     def observed(self, call: Call) -> Call:

@@ -39,7 +39,7 @@ from gpucoll.health.flight import CLOSED, THREADS, Flight
 from gpucoll.health.guard import Guard
 from gpucoll.health.metrics import exporters
 from gpucoll.health.observed import observers_of
-from gpucoll.health.preflight import EXPLAINS, Deferred, DeferredOnNode, Preflight
+from gpucoll.health.preflight import EXPLAINS, DeferredOnNode, Deferring, Preflight
 from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, gpu_index
 from gpucoll.progress.operations import kind_of
@@ -80,7 +80,7 @@ class Lifecycle:
         self._watches: list[DeviceWatch] = []
         self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
         self.preflight: Preflight | DeferredOnNode | None = None  # read by the guard in every wait
-        self._by_messages: Preflight | None = None
+        self._by_messages: Preflight | None = None  # compares the host's calls if the engine does not
         self._flight = self._flight_of(os.environ.get("GPUCOLL_DUMP_DIR"))
         # On all ranks alike: also true on a rank that can write no file.
         self.records_calls = bool(os.environ.get("GPUCOLL_DUMP_DIR"))
@@ -90,15 +90,13 @@ class Lifecycle:
         for exporter in self._exporters:
             exporter.add(self.clock.sums, rank, threads=threads)
         compares = link.place.size > 1 and options.check != "off" and link.executor is None
-        comparison: Preflight | Deferred | None = None
         # The engine compares the calls of a single node in shared memory: no messages then.
         if compares and self.host.compares_calls:
             self.preflight = DeferredOnNode(self.host.shows_calls, self.waits)
         elif compares:
-            self._by_messages = comparison = preflight = Preflight(link, self.waits)
+            self._by_messages = preflight = Preflight(link, self.waits, defers=options.check == "deferred")
             self.preflight = preflight if link.has_collectives or not link.shares_memory else None
-            comparison = Deferred(preflight) if options.check == "deferred" else preflight
-        self.host.observe(self._flight, self._observers, comparison)
+        self.host.observe(self._flight, self._observers, self._by_messages)
         _alive.add(self)
 
     def forked(self) -> None:
@@ -212,11 +210,9 @@ class Lifecycle:
         on_host = self.host.call_count if self.host.counts_calls else 0
         return on_host, compared or sum(gpu.call_count for gpu in self.gpus.values())
 
-    def of_devices(self) -> HostBackend | DeferredOnNode | Deferred | None:
+    def of_devices(self) -> HostBackend | Deferring | None:
         """Return the comparison for calls on devices: the host's own with "full", else a deferred one."""
-        if self.link.executor is not None or self.options.check == "full":
-            return self.host
-        return Deferred(self.preflight) if isinstance(self.preflight, Preflight) else self.preflight
+        return self.host if self.link.executor is not None or self.options.check == "full" else self.preflight
 
     def refuse(self, error: BaseException, call: Signature | None = None, *, on_device: bool = False) -> None:
         """Tell the other ranks, once for each error, that this rank refuses a call; `call` has its known fields."""
@@ -230,7 +226,8 @@ class Lifecycle:
         # The caller raises the refusal itself: an error in telling others must not replace it.
         with contextlib.suppress(GpucollError):
             if comparison is not None:
-                self.waits.run(comparison.compare(refused.encode()), "a call that was refused")
+                compare = comparison.deferred if isinstance(comparison, Deferring) else comparison.compare
+                self.waits.run(compare(refused.encode()), "a call that was refused")
         self.refused = self.position(), streak
 
     @contextlib.contextmanager

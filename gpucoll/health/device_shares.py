@@ -66,7 +66,7 @@ class DeviceShares:
         self._asked = 0.0
         self._collecting = threading.Lock()
 
-    def count(self, _stamps: Any = None) -> None:
+    def count(self, *_: object) -> None:
         """Count a call that no comparison counts."""
         self.call_count += 1
 

@@ -25,8 +25,6 @@ CALL = "a call on the GPU"
 
 log = logging.getLogger("gpucoll")
 _watched: weakref.WeakSet[DeviceWatch] = weakref.WeakSet()
-_thread: threading.Thread | None = None
-_changes = threading.Condition()  # guards `_watched` and `_thread`; notified when either changes
 
 
 class DeviceWatch:
@@ -43,23 +41,17 @@ class DeviceWatch:
         # Held during a look, so that `close` can wait for its end. Reentrant, because a look that ends the calls closes
         # this watch itself.
         self._looking = threading.RLock()
-        self.period = min(PERIOD, waits.timeout / LOOKS)
+        self._closed = threading.Event()
         gpu.order.watch()
-        global _thread
-        with _changes:
-            _watched.add(self)
-            # The thread ends when nothing is watched, so a later communicator starts a new thread.
-            if _thread is None or not _thread.is_alive():
-                _thread = threading.Thread(target=_serve, name="gpucoll watchdog", daemon=True)
-                _thread.start()
-            _changes.notify_all()
+        _watched.add(self)
+        # Weak: during the sleep, the thread must not keep a dropped communicator alive.
+        arguments = weakref.ref(self), self._closed, min(PERIOD, waits.timeout / LOOKS)
+        threading.Thread(target=_serve, args=arguments, name="gpucoll watchdog", daemon=True).start()
 
     def close(self) -> None:
         """Stop watching, and wait up to PERIOD seconds for a look under way to end. Idempotent."""
         self._gpu.order.is_watched = False
-        with _changes:
-            _watched.discard(self)
-            _changes.notify_all()
+        self._closed.set()
         # Bounded: a look may itself be blocked inside CUDA, and closing must not hang with it.
         if self._looking.acquire(timeout=PERIOD):
             self._looking.release()
@@ -133,40 +125,24 @@ class DeviceWatch:
             self.close()
 
 
-def _serve() -> None:
-    """Look at all watched communicators in turn, until none is left: the body of the watchdog thread."""
-    global _thread
-    while True:
-        with _changes:
-            # Sleep one period (the shortest of all watches), and end at once when the last watch is removed.
-            _changes.wait_for(lambda: not _watched, min((one.period for one in _watched), default=0.0))
-            watches = list(_watched)
-            if not watches:
-                _thread = None
-                return
-        for watch in watches:
-            try:
-                # Relaxed capture mode: otherwise an event query of this thread breaks a capture in another thread.
-                with watch._gpu.device.relaxed:
-                    watch.look()
-            except Exception:  # for example CUDA refuses during a capture: the next look may succeed
-                log.debug("a look at the calls on a GPU has failed", exc_info=True)
-        del watches, watch  # during the sleep, this thread must not keep a dropped communicator alive
+def _serve(watch_of: weakref.ref[DeviceWatch], closed: threading.Event, period: float) -> None:
+    """Look at a watched communicator until it is closed or dropped: the body of the watchdog thread."""
+    while not closed.wait(period) and (watch := watch_of()) is not None:
+        try:
+            # Relaxed capture mode: otherwise an event query of this thread breaks a capture in another thread.
+            with watch._gpu.device.relaxed:
+                watch.look()
+        except Exception:  # for example CUDA refuses during a capture: the next look may succeed
+            log.debug("a look at the calls on a GPU has failed", exc_info=True)
+        del watch
 
 
 def stop() -> None:
-    """Stop watching all communicators and wait for the thread to end, because CUDA may be torn down next."""
-    with _changes:
-        thread = _thread
-        _watched.clear()
-        _changes.notify_all()
-    if thread is not None:
-        thread.join(PERIOD)
+    """Stop watching all communicators and wait for looks under way, because CUDA may be torn down next."""
+    for watch in [*_watched]:
+        watch.close()
 
 
 def forget() -> None:
-    """Reset the watchdog in the child of a fork: communicators, thread and lock belong to the parent."""
-    global _thread, _changes
+    """Watch nothing in the child of a fork: communicators and threads belong to the parent."""
     _watched.clear()
-    # A new lock, because the parent's thread may have held the old lock at the moment of the fork.
-    _thread, _changes = None, threading.Condition()

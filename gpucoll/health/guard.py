@@ -60,7 +60,10 @@ class Guard:
         self._frozen = 0.0  # seconds for which this process was stopped in the current wait
 
     def check(self, *, meets: bool = False) -> None:
-        """Raise RankFailedError if an awaited rank has left or failed, CollectiveTimeout if another rank timed out."""
+        """Raise RankFailedError if an awaited rank has left or failed, CollectiveTimeout if another rank timed out.
+
+        With `meets` the wait is for all other ranks, outside of calls.
+        """
         now = time.monotonic()
         if now < self._looked + LOOK:
             return
@@ -94,10 +97,6 @@ class Guard:
             self._judge(now, ended, {*ended, *self.left} if meets else self._awaited())
         self._warn(now)
 
-    def check_meeting(self) -> None:
-        """Do as `check`, in a wait for all other ranks outside of calls."""
-        self.check(meets=True)
-
     def hear(self) -> None:
         """Take the farewells that have arrived."""
         for rank, farewell in [*self._farewells().items()]:  # another thread may look too
@@ -107,7 +106,7 @@ class Guard:
         """Raise the error of a wait that cannot end, because of the ranks that have `ended` or said farewell."""
         for rank, farewell in self.left.items():
             if farewell.why >= Why.FAILED:  # the failure revokes the communicator for all
-                self._miss(rank, now)
+                self._missed.setdefault(rank, now)
             # In `close` unlike numbers of calls are judged once all ranks have come.
             elif self.lacks(farewell) and not self.is_closing():
                 raise self._failed([one for one in self.left if self.lacks(self.left[one])])
@@ -116,15 +115,12 @@ class Guard:
             # as in a message. Of a rank that died and told nothing the last call is unknown: its death matters in any
             # call of all ranks.
             if awaited is not None and rank in awaited:
-                self._miss(rank, now)
+                self._missed.setdefault(rank, now)
             elif rank not in self.left and self._needs_all() and not self._has_made_this_call(rank):
-                self._miss(rank, now + LONG_GRACE - GRACE)
+                self._missed.setdefault(rank, now + LONG_GRACE - GRACE)
         late = sorted(rank for rank, since in self._missed.items() if now - since > GRACE)
         if late:
             raise self._error_of(late)
-
-    def _miss(self, rank: int, since: float) -> None:
-        self._missed.setdefault(rank, since)
 
     def lacks(self, farewell: Farewell) -> bool:
         """Return whether a rank has left without a call that this rank has begun."""

@@ -107,6 +107,17 @@ class Exporter:
             with contextlib.suppress(OSError):
                 do()
 
+    def begin(self, place: Path | int | None, local_rank: int) -> None:
+        """Export to a file or at a port, or without either print a summary at the end."""
+        if isinstance(place, int):
+            from prometheus_client import start_http_server
+
+            start_http_server(place + local_rank, "127.0.0.1", self.registry())
+        elif place is not None:
+            self.write_on(_path(place, local_rank))
+        else:
+            self.summarise()
+
     def summarise(self) -> None:
         """Print the summary of rank 0 at the end of the process."""
         began = time.monotonic()
@@ -135,41 +146,24 @@ class Exporter:
 
 
 def exporters(environment: Mapping[str, str], rank: int, local_rank: Callable[[], int]) -> list[Exporter]:
-    """Return this process' exporters asked for by GPUCOLL_METRICS and GPUCOLL_SUMMARY; see `export`.
+    """Return this process' exporters asked for by GPUCOLL_METRICS and GPUCOLL_SUMMARY, begun by the first call.
 
-    Raises ArgumentError for an unknown value of GPUCOLL_METRICS.
+    `rank` becomes the label of the figures, `local_rank` chooses the file or the port. Raises ArgumentError for an
+    unknown value of GPUCOLL_METRICS, BackendError if the file cannot be written, or the port is taken.
     """
-    metrics = environment.get("GPUCOLL_METRICS", "")
-    if metrics:
-        place_of(metrics)
-    wanted = (metrics, environment.get("GPUCOLL_SUMMARY") == "1" and SUMMARY)
-    return [export(one, rank, local_rank()) for one in wanted if one]
-
-
-def export(wanted: str, rank: int, local_rank: int) -> Exporter:
-    """Return the exporter of this process, begun by the first call.
-
-    `wanted` is GPUCOLL_METRICS' value, or SUMMARY. `rank` becomes the label of the figures, `local_rank` chooses the
-    file or the port.
-
-    Raises BackendError if the file cannot be written, or the port is taken.
-    """
-    with _making:
-        if (os.getpid(), wanted) not in _exporters:
-            made, place = Exporter(rank), SUMMARY if wanted == SUMMARY else place_of(wanted)
-            try:
-                if isinstance(place, int):
-                    from prometheus_client import start_http_server
-
-                    start_http_server(place + local_rank, "127.0.0.1", made.registry())
-                elif isinstance(place, Path):
-                    made.write_on(_path(place, local_rank))
-                else:
-                    made.summarise()
-            except (OSError, OverflowError) as error:
-                raise BackendError(f"GPUCOLL_METRICS={wanted}: rank {rank}: {error}", code="GC-OPTION") from error
-            _exporters[os.getpid(), wanted] = made
-        return _exporters[os.getpid(), wanted]
+    metrics, found = environment.get("GPUCOLL_METRICS", ""), []
+    place = place_of(metrics) if metrics else None
+    for wanted in filter(None, (metrics, SUMMARY if environment.get("GPUCOLL_SUMMARY") == "1" else "")):
+        with _making:
+            if (os.getpid(), wanted) not in _exporters:
+                made = Exporter(rank)
+                try:
+                    made.begin(None if wanted == SUMMARY else place, local_rank())
+                except (OSError, OverflowError) as error:
+                    raise BackendError(f"GPUCOLL_METRICS={wanted}: rank {rank}: {error}", code="GC-OPTION") from error
+                _exporters[os.getpid(), wanted] = made
+            found.append(_exporters[os.getpid(), wanted])
+    return found
 
 
 def _path(path: Path, local_rank: int) -> Path:

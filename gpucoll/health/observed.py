@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import signal
@@ -17,7 +16,7 @@ from gpucoll.core.signature import described
 from gpucoll.errors import ArgumentError, BackendError, nearest
 from gpucoll.executors import Call, CallRequest, Launcher
 from gpucoll.health.device_shares import LARGE, DeviceShares
-from gpucoll.health.preflight import Begin
+from gpucoll.health.preflight import Deferring
 from gpucoll.progress.operations import Operation, throw
 
 LEVELS = ("info", "detail", "nvtx")
@@ -48,16 +47,11 @@ class ObservedCall(Call):
         self._call, self._observers, self._comparison, self._shares = call, observers, comparison, shares
         self.completes = call.completes
         self._is_timed = shares is not None and call.request.nbytes >= LARGE
-        self._is_deferred = hasattr(comparison, "beginner")
+        self._is_deferred = isinstance(comparison, Deferring)
 
     @property
     def engine_plan(self) -> Any:
         return self._call.engine_plan
-
-    @functools.cached_property
-    def _begin(self) -> Begin | None:
-        """The function that begins a deferred comparison."""
-        return self._comparison and self._comparison.beginner(self.request.description, stamped=self._is_timed)
 
     def _sums(self, shares: DeviceShares) -> list[float]:
         return shares.clock.sums.python[self.request.collective, self.request.nbytes.bit_length()]
@@ -71,16 +65,17 @@ class ObservedCall(Call):
         enqueue = self._call.launcher(source, target)
         if enqueue is None or shares is None:
             return None
-        begin, sums, count = self._begin or shares.count, self._sums(shares), shares.clock.enqueued
+        begin = shares.count if comparison is None else comparison.begin
+        description, sums, count = self.request.description, self._sums(shares), shares.clock.enqueued
 
         # The comparison first: its error keeps the call from being enqueued.
         def launch(stream: Any) -> None:
-            begin(None)
+            begin(description)
             enqueue(stream)
             count(sums, nbytes)
 
         def timed(stream: Any) -> None:
-            begin(shares.next_stamps())
+            begin(description, shares.next_stamps())
             if comparison is not None:
                 shares.exchanged(comparison.heard())
             times = shares.begin(sums, stream)
@@ -95,7 +90,8 @@ class ObservedCall(Call):
         comparison, shares, times, rows = self._comparison, self._shares, None, (source, target)
         if comparison is not None:
             stamps = (shares.next_stamps(),) if shares is not None and self._is_timed and self._is_deferred else ()
-            yield from comparison.compare(self.request.description, *stamps)
+            compare = comparison.deferred if self._is_deferred else comparison.compare
+            yield from compare(self.request.description, *stamps)
         elif shares is not None:
             shares.count()
         try:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy
 
@@ -18,7 +17,7 @@ from gpucoll.arrays import Array
 from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.errors import GpucollError
 from gpucoll.executors import LengthsDiffer, call_site, disagreement, lack_lengths, shortened
-from gpucoll.progress.operations import Operation, keep_for_ever
+from gpucoll.progress.operations import Lasting, Operation, keep_for_ever
 from gpucoll.progress.pauses import POLL_INTERVAL
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import LossyRequest
@@ -31,13 +30,16 @@ STAMPS = 4
 NO_STAMPS = numpy.zeros(STAMPS, numpy.int64)
 # Seconds to wait, after a transport error, for all descriptions: the real cause may be a call that differs.
 EXPLAINS = 1.0
-Begin: TypeAlias = Callable[[Any], None]  # begins to compare a call, with the stamps that go to all ranks, or None
 
 
 class Deferring:
     """A comparison that may be open while data move. It is judged by the next call, and by `check` in every wait."""
 
     is_comparing = False  # whether this rank does nothing else than wait for the comparison
+
+    def __init__(self, waits: Progress) -> None:
+        self._waits = waits
+        waits.hooks.append(self.check)
 
     def check(self) -> bool:
         """Return whether the last comparison is open; raise if ranks are known to differ in a deferred call."""
@@ -47,6 +49,15 @@ class Deferring:
         """Begin to compare a call, once the previous call is known to agree; raise the previous call's difference."""
         raise NotImplementedError
 
+    def begin(self, description: str, stamps: Array | None = None) -> None:
+        """Do as `deferred`; this thread itself waits. The caller holds the lock of `Progress.gate`."""
+        for pending in self.deferred(description, stamps):
+            self._waits.until(getattr(pending, "patient", pending), "comparing calls", self._waits.deadline())
+
+    def heard(self) -> Array:
+        """Return the stamps shown by all ranks with the last call judged."""
+        raise NotImplementedError
+
     def settled(self) -> Operation:
         """Wait until the last call is known to agree on all ranks; raise if ranks differ in it."""
         while self.check():
@@ -54,7 +65,7 @@ class Deferring:
 
     def meet(self, description: str) -> Operation:
         """Wait until all ranks are known to come to a meeting outside of calls; raise on all ranks if one does not."""
-        yield from self.deferred(description)
+        yield from self.deferred(f"{description}\n{call_site()}")
         yield from self.settled()
 
     def explain(self, patience: float) -> GpucollError | None:
@@ -80,42 +91,27 @@ class DeferredOnNode(Deferring):
     number = 0  # the engine counts the calls, and knows the awaited ranks
 
     def __init__(self, executor: Any, waits: Progress) -> None:
-        self._executor, self._waits = executor, waits
-        self.missing, self.progress, self.compare = executor.judge, executor.progress, self.deferred
-        waits.hooks.append(self.check)
+        super().__init__(waits)
+        self._executor, self.missing, self.progress = executor, executor.judge, executor.progress
 
     def check(self) -> bool:
         return bool(self.missing())
 
-    def beginner(self, description: str, *, stamped: bool) -> Begin:
-        """Return a function that begins to compare this call; its thread waits for the comparison of the call before.
-
-        The function raises the difference of that call, before the call itself.
-        """
-        executor, waits, engine = self._executor, self._waits, self._executor.engine
-        plan = executor.plans.deferred(description, NO_STAMPS.nbytes if stamped else 0)
-
-        def begin(stamps: Any) -> None:
-            # The caller holds the lock of `gate`, as the engine demands.
-            try:
-                if not engine.defer(plan, stamps):
-                    waits.until(engine.ends, "comparing calls", waits.deadline())
-            except BaseException as error:
-                executor.cancel(error, plan, stamps)
-                raise
-
-        return begin
-
     def deferred(self, description: str, stamps: Array | None = None) -> Operation:
-        nbytes = 0 if stamps is None else stamps.nbytes
-        return self._executor.walk(lambda: self._executor.plans.deferred(description, nbytes), stamps, None)
+        executor, engine = self._executor, self._executor.engine
+        plan = executor.plans.deferred(description, 0 if stamps is None else stamps.nbytes)
+        try:
+            if not engine.defer(plan, stamps):
+                yield Lasting(engine)
+        except BaseException as error:
+            executor.cancel(error, plan, stamps)
+            raise
 
     def explain(self, patience: float) -> GpucollError | None:
         # A rank may have found that its call on a GPU meets a call on the host here, which awaits other ranks.
         return super().explain(patience) or self._executor.difference()
 
     def heard(self) -> Array:
-        """Return the stamps shown by all ranks with the last call judged."""
         return numpy.frombuffer(self._executor.engine.heard(), numpy.int64)
 
 
@@ -124,7 +120,6 @@ class Exchange:
 
     def __init__(self, wire: Any, rank: int, size: int, text: str, stamps: Array | None, *, moves: bool) -> None:
         self.moves, self.is_judged, self.is_stamped = moves, False, stamps is not None
-        self.is_awaited = not moves  # whether this rank waits for the end, and does nothing meanwhile
         self._testing = threading.Lock()  # MPI forbids two threads to test one request at the same time
         self._rows = numpy.zeros((size, MESSAGE_BYTES + 8 * (1 + STAMPS)), numpy.uint8)
         row = shortened(text, MESSAGE_BYTES).encode().ljust(MESSAGE_BYTES, b"\0")
@@ -192,22 +187,26 @@ class Exchange:
 class Preflight(Deferring):
     """The comparison of one communicator's calls, by messages of `link` with a tag of their own.
 
-    `compare` waits for the result. `Deferred` does not: the result is judged during later waits and by the next call. A
-    difference is raised then, after data have moved, so the communicator has failed.
+    `compare` waits for the result, unless it `defers`: then, and in `deferred`, the result is judged during later waits
+    and by the next call. A difference is raised then, after data have moved, so the communicator has failed.
     """
 
-    def __init__(self, link: Any, waits: Progress) -> None:
-        self._wire, self._waits, self._rank, self._size = link.wire, waits, link.place.rank, link.place.size
+    def __init__(self, link: Any, waits: Progress, *, defers: bool) -> None:
+        super().__init__(waits)
+        self.defers = defers
+        self._wire, self._rank, self._size = link.wire, link.place.rank, link.place.size
         self._nodes = link.place.nodes
         self.number = 0  # of comparisons
         self._own = self._waited = 0  # nanoseconds found by `compare`
         self._heard = NO_STAMPS  # the stamps shown by all ranks with the last call judged
         self._exchange: Exchange | None = None  # the exchange of the last compared call
         self._before: Exchange | None = None
-        waits.hooks.append(self.check)
 
     def compare(self, description: str) -> Operation:
         """Wait until all ranks are known to make this call; else raise MismatchError or PeerError, on all ranks."""
+        if self.defers:
+            yield from self.deferred(description)
+            return
         yield from self.settled()
         exchange, began = self._begin(f"{description}\n{call_site()}", moves=False), time.monotonic_ns()
         while not exchange.has_ended():
@@ -226,21 +225,9 @@ class Preflight(Deferring):
         found, self._own, self._waited = (self._own, self._waited), 0, 0
         return found
 
-    def meet(self, description: str) -> Operation:
-        yield from self.deferred(f"{description}\n{call_site()}")
-        assert self._exchange is not None
-        self._exchange.is_awaited = True
-        yield from self.settled()
-
     def deferred(self, description: str, stamps: Array | None = None) -> Operation:
         # At most one exchange is in flight: `_exchange` holds a single one.
         yield from self.settled()
-        self._begin(description, stamps, moves=True)
-
-    def begin(self, description: str, stamps: Array | None) -> None:
-        """Begin to compare a call, as `deferred` does; this thread itself waits for the previous comparison."""
-        if self.check():
-            self._waits.until(lambda: not self.check(), "comparing calls", self._waits.deadline())
         self._begin(description, stamps, moves=True)
 
     def _begin(self, text: str, stamps: Array | None = None, *, moves: bool) -> Exchange:
@@ -250,7 +237,6 @@ class Preflight(Deferring):
         return self._exchange
 
     def heard(self) -> Array:
-        """Return the stamps shown by all ranks with the last call judged."""
         return self._heard
 
     @property
@@ -270,7 +256,7 @@ class Preflight(Deferring):
     @property
     def is_comparing(self) -> bool:  # type: ignore[override] # here it changes
         exchange = self._under_way
-        return exchange is not None and exchange.is_awaited
+        return exchange is not None and not exchange.moves
 
     def missing(self) -> set[int]:
         """Return the ranks whose descriptions for the current comparison have not arrived."""
@@ -291,14 +277,3 @@ class Preflight(Deferring):
             found[rank] = LastCall(number, "" if exchange is None else exchange.text_of(rank), None, when)
         return found
 
-
-class Deferred:
-    """A comparison by messages that does not delay the call: its result is judged by the next call."""
-
-    def __init__(self, preflight: Preflight) -> None:
-        self.compare, self.heard, self._begin = preflight.deferred, preflight.heard, preflight.begin
-        self.take = preflight.take
-
-    def beginner(self, description: str, *, stamped: bool) -> Begin:
-        """Do as the method of `DeferredOnNode`."""
-        return lambda stamps: self._begin(description, stamps)

@@ -34,7 +34,7 @@ CACHES = {
     "gpucoll.launch.bootstrap.finalize_within", "gpucoll.transport.kvstore._patience",
     "gpucoll.communicator.lifecycle.finalize_within", "gpucoll.communicator.process_end.finalize_within",
     "gpucoll.algorithms._PHASES", "gpucoll.launch.bootstrap._process", "gpucoll.device.cuda._functions",
-    "gpucoll.device.nvrtc._libraries", "gpucoll.health.processes._descriptors", "gpucoll.health.devices._thread",
+    "gpucoll.device.nvrtc._libraries", "gpucoll.health.processes._descriptors",
     "gpucoll.device.packages._given", "gpucoll.device.nccl._dropped",
 }
 MACHINE = "gpucoll.emulation.faces."  # its memory and handles live as long as the process, as those of a GPU's driver

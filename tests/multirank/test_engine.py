@@ -44,7 +44,7 @@ def one_fails_later(mpi):
         for _ in range(3):
             comm.broadcast(x, 0, algorithm="chain")
         x[:] = comm.rank + 7
-        failed, looks = comm._core.host.executors[0]._node_ranks.words[0], itertools.count()
+        failed, looks = comm._core.host.executors[0].node_ranks.words[0], itertools.count()
 
         def look():
             """Count the polls of the waiting rank after the failure of rank 0; wake rank 1 at poll number LOOKS."""

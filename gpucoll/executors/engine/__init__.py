@@ -35,7 +35,7 @@ from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, Mismat
 from gpucoll.executors import INSIDE, Call, CallRequest, Executor, Refusal, call_site, disagreement, shortened
 from gpucoll.executors.engine.between_nodes import Comparing, Messages, PostedMessage, WireRoles
 from gpucoll.executors.engine.extension import library
-from gpucoll.executors.engine.failures import ASTRAY, DOWN, EXPIRED, EXPIRED_FOR, culprit_of, last_call, show_failure
+from gpucoll.executors.engine.failures import ASTRAY, DOWN, EXPIRED, EXPIRED_FOR, last_call, show_failure
 from gpucoll.executors.engine.neighbours import SMALL, NodeRanks
 from gpucoll.executors.engine.plans import EngineCall, Plans
 from gpucoll.executors.engine.tables import ALL, COUNTER, FAILURE, OFF, PEERS, ROUNDS, TEXT
@@ -79,7 +79,7 @@ class EngineExecutor(Executor):
         found, place = library(), link.place
         if name in MESSAGES:
             place = place._replace(nodes=tuple(range(self._size)))
-        self._node_ranks = NodeRanks(place, found is not None, 0 if found is None else found.BOX)
+        self.node_ranks = NodeRanks(place, found is not None, 0 if found is None else found.BOX)
         self._has_met, self._nodes = False, place.nodes
         self.engine: Any = None
         self.plans: Any = None
@@ -99,10 +99,10 @@ class EngineExecutor(Executor):
 
     def serves(self, request: CallRequest) -> str | None:
         """Return None if same-node ranks can map each other's memory, and every rank has the engine."""
-        if self.name == "shared" and len(self._node_ranks.all) < self._size:
+        if self.name == "shared" and len(self.node_ranks.all) < self._size:
             return "the ranks are on several nodes"
         self.meet()
-        if not self._node_ranks.maps:
+        if not self.node_ranks.maps:
             return "the system does not let these ranks map each other's memory"
         if self.engine is None:
             return "not every rank's gpucoll was installed with the engine"
@@ -124,7 +124,7 @@ class EngineExecutor(Executor):
 
     def meeting(self) -> Operation:
         """Do the work of `meet`, as an operation."""
-        node_ranks = self._node_ranks
+        node_ranks = self.node_ranks
         yield from node_ranks.meet(self._wire)
         self._has_met = True
         if node_ranks.maps and node_ranks.all_able:
@@ -152,7 +152,7 @@ class EngineExecutor(Executor):
             self._bind_wire()
 
     def _bind_wire(self) -> None:
-        roles = self._messages.wire = WireRoles.of(self._node_ranks.rank, self._nodes, compares=self._may_compare)
+        roles = self._messages.wire = WireRoles.of(self.node_ranks.rank, self._nodes, compares=self._may_compare)
         # Calls of two engines may have the same number, so each engine has its own tags.
         tag = ENGINE_TAGS + (0 if self.on_engine else ENGINE_CALLS)
         self.engine.bind_wire(self._link.wire.engine_wire(), tag, roles.partners, roles.leader, roles.compares)
@@ -166,18 +166,10 @@ class EngineExecutor(Executor):
         if self.engine is not None and self._flight is not None:
             self.engine.record(INSIDE, address(self._flight[0]), *self._flight[1:])
 
-    def publish_failure(self, error: BaseException) -> None:
-        """Show the other ranks of this node that this rank has failed, unless the error has settled the call."""
-        show_failure(self._node_ranks, error)
-
-    def shown_culprit(self, rank: int) -> int | None:
-        """Return the other rank to which a rank of this node has shown its failure to be due; None without one."""
-        return culprit_of(self._node_ranks, rank)
-
     def check_failures(self, awaited: int | None = None) -> None:
         """Raise the failure shown by another rank of this node, or by `awaited` alone."""
-        for rank in self._node_ranks.all if awaited is None else (awaited,):
-            failure = self._node_ranks.words[rank][FAILURE]
+        for rank in self.node_ranks.all if awaited is None else (awaited,):
+            failure = self.node_ranks.words[rank][FAILURE]
             if failure == ASTRAY:
                 self.differ(meet=False)
             elif failure:
@@ -206,16 +198,16 @@ class EngineExecutor(Executor):
         if meet and self.is_compared_by_wire:
             return self._explaining.explain()
         self.judge()
-        number, node_ranks, words = self.engine.call_count, sorted(self._node_ranks.all), self._node_ranks.words
+        number, node_ranks, words = self.engine.call_count, sorted(self.node_ranks.all), self.node_ranks.words
         settles = meet and self._check == ALL and not any(self.engine.is_eager(rank, number) for rank in node_ranks)
         # After `settle` the next use of the same descriptor waits for all counters, so that no rank can miss it.
         if settles:
-            self._node_ranks.check_lengths(self.engine, number)
+            self.node_ranks.check_lengths(self.engine, number)
         # Wait until all ranks have shown their descriptions with their places in the code.
         if settles:
             self.engine.add_call_site(call_site())
         else:
-            words[self._node_ranks.rank][FAILURE] = ASTRAY
+            words[self.node_ranks.rank][FAILURE] = ASTRAY
         counter = number << ROUNDS | (SITE_SHOWN if settles else 0)
         deadline = time.monotonic() + min(self._timeout, MISMATCH_TIMEOUT if settles else SHORT_TIMEOUT)
         while any(words[rank][COUNTER] < counter for rank in node_ranks) and time.monotonic() < deadline:
@@ -234,7 +226,7 @@ class EngineExecutor(Executor):
 
     def difference(self) -> GpucollError | None:
         """Return the error of unlike calls, of this rank's last number or shortly before; None without any."""
-        shown = {} if self.engine is None else self._node_ranks.unlike_calls(self.engine, self.engine.call_count)
+        shown = {} if self.engine is None else self.node_ranks.unlike_calls(self.engine, self.engine.call_count)
         return disagreement([*shown], [*shown.values()], moved=True) if len({*shown.values()}) > 1 else None
 
     def compare(self, description: str) -> Operation:
@@ -258,10 +250,10 @@ class EngineExecutor(Executor):
         """Return the ranks that have not come to the deferred call; raise the error if ranks differ in it."""
         if self.engine is None or not (number := self.engine.open()):
             return set()
-        ranks = sorted(self._node_ranks.all)
+        ranks = sorted(self.node_ranks.all)
         if self.engine.unlike():
             raise disagreement(ranks, [self.engine.description(rank, number) for rank in ranks], moved=True)
-        return {rank for rank in ranks if self._node_ranks.words[rank][COUNTER] >> ROUNDS < number}
+        return {rank for rank in ranks if self.node_ranks.words[rank][COUNTER] >> ROUNDS < number}
 
     def _comparing(self, description: str = "") -> Callable[[], bool] | None:
         """Return an instruction that compares a call by messages; None if the engine compares calls."""
@@ -271,7 +263,7 @@ class EngineExecutor(Executor):
         """Return the ranks awaited by the call under way; None if no call is under way."""
         is_walking = self.engine is not None and self.engine.is_walking()
         rank = self.engine.awaited() if is_walking else self._asked
-        if rank not in (None, self._node_ranks.rank):
+        if rank not in (None, self.node_ranks.rank):
             return {rank}
         return self._peers_of_messages() or None if is_walking else None
 
@@ -289,12 +281,12 @@ class EngineExecutor(Executor):
         """Return the description of the call under way, or ""."""
         if self.engine is None or not self.engine.is_walking():
             return ""
-        text: str = self.engine.description(self._node_ranks.rank, self.engine.call_count)
+        text: str = self.engine.description(self.node_ranks.rank, self.engine.call_count)
         return text.partition("\n")[0]
 
     def progress(self) -> dict[int, LastCall]:
         """Return the last call of each rank of this node."""
-        engine, node_ranks = self.engine, self._node_ranks
+        engine, node_ranks = self.engine, self.node_ranks
         return {} if engine is None else {rank: last_call(node_ranks, engine, rank) for rank in node_ranks.all}
 
     def next_call(self, rank: int) -> str | None:
@@ -329,14 +321,14 @@ class EngineExecutor(Executor):
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
         """Register a new slab of symmetric memory; `keys` identify the slabs of all ranks."""
         if self.engine is not None:
-            for rank in self._node_ranks.all - {self._node_ranks.rank}:
+            for rank in self.node_ranks.all - {self.node_ranks.rank}:
                 self.attach(rank, keys[rank])
             self.engine.symmetric(slab.key, slab.start, slab.nbytes)
 
     def attach(self, rank: int, key: int) -> None:
         """Map another rank's segment for the engine; raise BackendError if the system forbids it."""
         try:
-            row = self._node_ranks.attached(rank, key)
+            row = self.node_ranks.attached(rank, key)
         except OSError as error:
             raise self._unreachable(error) from error
         self.engine.attach(rank, key, address(row), row.nbytes)
@@ -344,17 +336,17 @@ class EngineExecutor(Executor):
     @property
     def carries(self) -> bool:
         """Whether the engine carries messages between same-node ranks; equal on all ranks after `meet`."""
-        return self.engine is not None and self._node_ranks.copies and self.name not in MESSAGES
+        return self.engine is not None and self.node_ranks.copies and self.name not in MESSAGES
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> Any:
         """Begin to send ``[bytes, "B"]`` with a dtype code, like mpi4py's method."""
-        if dest in self._node_ranks.all:
+        if dest in self.node_ranks.all:
             return self.engine.message(True, buffer[0], dest, tag, dtype)
         return self._link.points.Isend(buffer, dest, tag, dtype)
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> Any:
         """Begin to receive ``[bytes, "B"]`` with a dtype code, like mpi4py's method."""
-        if source in self._node_ranks.all:
+        if source in self.node_ranks.all:
             return self.engine.message(False, buffer[0], source, tag, dtype)
         return self._link.points.Irecv(buffer, source, tag, dtype)
 
@@ -364,9 +356,9 @@ class EngineExecutor(Executor):
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message that could be received now, or None; `source` and `tag` None match any."""
-        if source is None or source in self._node_ranks.all:
+        if source is None or source in self.node_ranks.all:
             found = self.engine.probe(-1 if source is None else source, -1 if tag is None else tag)
-            if found is not None or source is not None or len(self._node_ranks.all) == self._size:
+            if found is not None or source is not None or len(self.node_ranks.all) == self._size:
                 return None if found is None else ProbeResult(*found)
         return self._link.points.seen(source, tag)
 
@@ -400,7 +392,7 @@ class EngineExecutor(Executor):
     def cancel(self, error: BaseException, *memory: Any) -> None:
         """Show an error to the other ranks, and keep alive all memory still accessible to the ranks or MPI."""
         if not is_settled(error):
-            self.publish_failure(error)
+            show_failure(self.node_ranks, error)
             # Peers and MPI cannot be stopped, and would still use freed memory.
             keep_for_ever((memory, self.plans, self.engine))
             messages = [*self._under_way.values()]
@@ -445,4 +437,4 @@ class EngineExecutor(Executor):
             self.engine.close()
             self.plans.close()
         self.engine = self.plans = None  # a cycle of references: end it here
-        self._node_ranks.close()
+        self.node_ranks.close()
