@@ -17,6 +17,7 @@ Each package below is a room. A room imports only from rooms below its own line.
     block_scaled  collectives in 8 or 4 bits per element, with an error bound
     internal      the one door for rooms above the core: what they use beside public names
     communicator  one method per collective; the links between its ranks
+    call          the way of a call: prepared, compiled, kept for repetition
     tuner         the choice of the algorithm
     simulator     predicted times of schedules, for any number of ranks
     launch        how ranks start and find each other

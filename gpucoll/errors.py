@@ -101,6 +101,9 @@ class BackendError(GpucollError):
     default_code = "GC-BACKEND"
 
 
+REFUSALS = (ArgumentError, DtypeError, MemoryError)  # errors in a rank's own arguments
+
+
 def minority(values: Sequence[object]) -> tuple[int, ...]:
     """Return the ranks whose value differs from the most frequent value; on a tie the lowest rank's value counts.
 

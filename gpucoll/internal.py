@@ -118,7 +118,7 @@ def refusing(comm: Communicator) -> contextlib.AbstractContextManager[None]:
 
 def check_apart(comm: Communicator, name: str) -> None:
     """Raise UsageError in an open group: the call `name` needs the result of its first step."""
-    comm._core.check_apart(name)
+    comm._core.calls.check_apart(name)
 
 
 def close_together(comms: Sequence[Communicator]) -> None:
@@ -160,7 +160,7 @@ def finish(comm: Communicator, name: str, array: Any) -> None:
     """Wait until the work on the stream of a GPU array, or None, has ended; not in a group or a capture."""
     core = comm._core
     space = core.space(name, array)
-    if core.group is None and isinstance(space, DeviceSpace) and not space.is_captured():
+    if core.calls.group is None and isinstance(space, DeviceSpace) and not space.is_captured():
         event = space.gpu.device.mark(space.stream)
         core.waits.finish(lambda: event.done, name, core.waits.deadline())
 

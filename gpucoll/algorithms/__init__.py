@@ -80,7 +80,7 @@ class Cost(NamedTuple):
     def price(self, size: int, nbytes: float | Fraction, segments: int = 1,
               nodes: Sequence[int] | None = None) -> dict[str, float]:
         """Return the value of every formula for `size` ranks on `nodes`, `nbytes` bytes and `segments`."""
-        group, count = node_shape(size, nodes)
+        group, count = node_shape(size, None if nodes is None else tuple(nodes))
         return {field: evaluate(formula, P=size, N=nbytes, S=segments, G=group, M=count)
                 for field, formula in self._asdict().items()}
 
@@ -91,16 +91,16 @@ COUNTED = Cost("", "", "", "", "", "")  # of algorithms without formulas: costs 
 class Traits(NamedTuple):
     """Properties of an algorithm that executors, tuner, calibration and drawings need besides schedule and cost.
 
-    `segment` is a formula of P: the bytes of a call for each segment of a pipeline. With `at_source` every rank reads
-    an operand directly in the memory of the rank forming the operand, and no rank passes data on. In the memory of
-    a node this algorithm costs `barriers` barriers and one pass over the data; with 0 `barriers` the cost
+    `segment` is a number, or a formula of P: the bytes of a call for each segment of a pipeline. With `at_source` every
+    rank reads an operand directly in the memory of the rank forming the operand, and no rank passes data on. In the
+    memory of a node this algorithm costs `barriers` barriers and one pass over the data; with 0 `barriers` the cost
     formulas hold there as well. `kernel` names a GPU kernel running the whole collective. `layout` places the ranks
     of a drawing: "groups", "grid", "in_order", or "" for a layout by links. `probes` are the sizes measured by
     calibration: bytes of a block, or of the whole array. An algorithm for `groups` of near ranks is left out by `auto`
     on a single node. `in_nccl` is NCCL's name of the algorithm for this collective, if it differs.
     """
 
-    segment: str = "1 << 16"
+    segment: str | int = 1 << 16
     at_source: bool = False
     barriers: int = 0
     kernel: str = ""
@@ -188,6 +188,7 @@ class Algorithm(NamedTuple):
                      self.unfit is not Algorithm._field_defaults["unfit"])
 
 
+MOST_SEGMENTS = 32
 DEVICES = ("cpu", "cuda", "emulated")  # every schedule runs on each device
 OPTIONS = frozenset({"root", "segments", "nodes"})
 _REGISTRY: dict[tuple[str, str], Algorithm] = {}
@@ -354,7 +355,8 @@ def algorithms(collective: str, *, size: int | None = None, op: object = None, d
     if size is not None:
         _check_numbers(0, size, 0, 1)
     kind = None if dtype is None else row_of(dtype).kind
-    if collective_row(collective).reduces and op is not None and kind not in (None, *op_of(op).kinds):
+    row = COLLECTIVES.get(collective) or collective_row(collective)
+    if row.reduces and op is not None and kind not in (None, *op_of(op).kinds):
         return ()
     return tuple(name for (row, name), entry in registry().items()
                  if row == collective and (size is None or entry.unfit(size, None) is None))
@@ -379,12 +381,12 @@ def find(collective: str, name: str) -> Algorithm:
     >>> find("all_reduce", "torus(4x2)").name
     'torus(4x2)'
     """
-    collective_row(collective)
     match = re.fullmatch(r"(\w+)\((.*)\)", name) if isinstance(name, str) else None
     base, parameters = match.groups() if match else (name, None)
     try:
         entry = registry()[collective, base]
     except (KeyError, TypeError):
+        collective_row(collective)  # raises for an unknown collective
         raise ArgumentError(f"{collective} has no algorithm {name!r}"
                             f"{nearest(base, algorithms(collective))}", code="GC-ALGO") from None
     if parameters is None:
@@ -392,6 +394,20 @@ def find(collective: str, name: str) -> Algorithm:
     if entry.bind is None:
         raise ArgumentError(f"{collective}: {base} takes no parameters, {name!r} has some", code="GC-ALGO")
     return entry.bind(entry, parameters)._replace(name=name)
+
+
+def segments(collective: str, algorithm: str, nbytes: int, size: int) -> int:
+    """Return the number of segments of a call on `nbytes`: 1 for an algorithm without pipelining."""
+    entry = None if algorithm == "native" else find(collective, algorithm)
+    if entry is None or "segments" not in entry.options:
+        return 1
+    return max(1, min(MOST_SEGMENTS, -(-nbytes // _segment(entry.traits.segment, size))))
+
+
+@functools.lru_cache(maxsize=1024)
+def _segment(formula: str | int, size: int) -> int:
+    """Return the bytes for each segment of a call, by the algorithm's `Traits.segment` formula."""
+    return formula if isinstance(formula, int) else int(evaluate(formula, P=size))
 
 
 def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int = 0, segments: int = 1,

@@ -13,6 +13,7 @@ Nothing here communicates: a call refused here has sent and written nothing.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import math
@@ -27,14 +28,18 @@ import numpy
 from gpucoll.arrays.dlpack import of_dlpack
 from gpucoll.arrays.reductions import BLOCK, UNIFORM, combiner, extreme_of
 from gpucoll.core.collectives import COLLECTIVES, Collective
-from gpucoll.core.dtypes import SMALL_RANGE, Array, Dtype, numpy_dtype, row_of
+from gpucoll.core.dtypes import ROWS, SMALL_RANGE, Array, Dtype, numpy_dtype, row_of
 from gpucoll.core.ops import EXACT, LOGICAL, Op, Order, op_of
-from gpucoll.core.schedule import Layout, Ragged
 from gpucoll.errors import ArgumentError, DtypeError
 
 # An exact answer on overlap can take exponential time; beyond this work the arrays count as overlapping.
 OVERLAP_WORK = 100_000
 CUDA_MEMORY = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
+_WRITABLE = 0x200  # PyBUF_WRITE
+_NOTHING = numpy.empty(0, numpy.uint8)
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+
 
 
 def on_gpu(x: Any) -> bool:
@@ -93,6 +98,11 @@ def address(x: Any) -> int:
     if x is None:
         return 0
     return x.__array_interface__["data"][0] if isinstance(x, numpy.ndarray) else x.data.ptr
+
+
+def at(place: int, nbytes: int) -> Array:
+    """Return the bytes at an address of this process; the result does not keep the memory alive."""
+    return numpy.frombuffer(_view(place, nbytes, _WRITABLE), numpy.uint8) if nbytes else _NOTHING
 
 
 def bounds(x: Any) -> Array:
@@ -239,7 +249,8 @@ def carried_dtype(x: object) -> str | None:
 def check_input(name: str, x: object, what: str = "x") -> Array:
     """Return `x` as an array of a supported dtype; raise ArgumentError or DtypeError."""
     array = as_array(name, what, x)
-    row_of(array.dtype)
+    if array.dtype not in ROWS:
+        row_of(array.dtype)
     return array
 
 
@@ -284,11 +295,16 @@ class Space:
 
     device = "cpu"  # or "cuda", "emulated"
     stream: Any = None  # the stream for enqueued work; None on the host
+    gpu: Any = None  # the `gpucoll.communicator.gpu.Gpu`; None on the host
 
     @property
     def current(self) -> AbstractContextManager[object]:
         """A context with `stream` as the current stream; arrays opened inside by DLPack follow this stream's order."""
         return nullcontext()
+
+    def on_side_stream(self) -> Space:
+        """Return the space for an asynchronous call: on a GPU of another stream."""
+        return self
 
     def has_unsupported_capture(self) -> bool:
         """Return whether `stream` is being captured for a CUDA graph, and some executor cannot be captured."""
@@ -501,12 +517,6 @@ class Cut(NamedTuple):
     lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     digest: str = ""
 
-    def layouts(self, per_block: int) -> tuple[Layout | Ragged, Layout | Ragged]:
-        """Return the layouts of input and output for `per_block` chunks a block."""
-        if self.lengths is None:
-            return (Layout(self.elements, per_block),) * 2
-        return Ragged.of(self.lengths[0]), Ragged.of(self.lengths[1])
-
 
 class Prepared(NamedTuple):
     """The checked arrays of a call: flat input, target and result for the caller, bytes of the larger side.
@@ -582,7 +592,7 @@ def kind_of(name: str, x: Array, dtype: object) -> Dtype:
     `dtype` reads the bytes of an unsigned carrier as another dtype of the same width, e.g. uint8 as float8_e4m3fn; None
     means the array's own dtype. Raises DtypeError.
     """
-    own = row_of(x.dtype)
+    own = ROWS.get(x.dtype) or row_of(x.dtype)
     if dtype is None:
         return own
     row = row_of(dtype)
@@ -631,7 +641,7 @@ def _is_own_block(row: Collective, x: Array | None, out: Array, rank_info: RankI
 def _prepare_output(row: Collective, x: Array | None, dtype: numpy.dtype, out: Any, shapes: Sequence[tuple[int, ...]],
                     rank_info: RankInfo, space: Space) -> tuple[Target | None, Any]:
     """Return the target and the result for the caller: `out`, once checked, or a new array; (None, None) off root."""
-    exists, array = row.output.exists(rank_info.rank, rank_info.root), out
+    exists, array = row.output.where == "all" or rank_info.rank == rank_info.root, out
     if out is not None:
         with space.current:
             array = as_array(row.name, "out", out)
@@ -648,7 +658,7 @@ def _prepare_broadcast(row: Collective, x: object, array: Array, rank_info: Rank
 
     A schedule may write the same values to the root's array, so a read-only array of the root takes part as a copy.
     """
-    kind = row_of(array.dtype)
+    kind = ROWS.get(array.dtype) or row_of(array.dtype)
     if rank_info.rank == rank_info.root:
         source = flat(array, space) if getattr(array.flags, "writeable", True) else joined([array], space)
         return _prepared(row, source, Target(source, source), kind, array.shape, 1, x, space)._replace(given=array)

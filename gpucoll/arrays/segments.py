@@ -30,13 +30,9 @@ CACHE_LINE = 64  # bytes of a cache line: blocks begin on a line, so two blocks 
 AT_A_TIME = 32  # dropped blocks announced per call: bounds the exchanged message
 _SERIALS = itertools.count(1)
 _FILES = 1 << 20  # above every file descriptor: a key is serial * _FILES + descriptor
-_WRITABLE = 0x200  # PyBUF_WRITE
 _OWN: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()  # segments of this process, by key
-_NOTHING = numpy.empty(0, numpy.uint8)
 
 _Vector = ctypes.c_size_t * 2  # the C library's struct iovec: base and length
-_view = ctypes.pythonapi.PyMemoryView_FromMemory
-_view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 
 
 class Segment:
@@ -119,11 +115,6 @@ def _mapped(file: int, nbytes: int) -> Array:
     return numpy.frombuffer(mmap.mmap(file, nbytes, flags), numpy.uint8)
 
 
-def at(place: int, nbytes: int) -> Array:
-    """Return the bytes at an address of this process; the result does not keep the memory alive."""
-    return numpy.frombuffer(_view(place, nbytes, _WRITABLE), numpy.uint8) if nbytes else _NOTHING
-
-
 class Copier:
     """A reader of other processes' memory by ``process_vm_readv``."""
 
@@ -194,7 +185,7 @@ class Heap:
         self._size, self._make, self._view, self._uses = size, make, view, uses
         self._places: dict[int, list[Any]] = {}  # of the work on each block, by number
         self._late: list[tuple[Extent, list[Any]]] = []  # free blocks, and the events at the end of their use
-        self._slabs: list[Slab] = []
+        self.slabs: list[Slab] = []
         self._free: list[Extent] = []
         self._used: dict[int, Extent] = {}  # by number of the block, equal on all ranks
         self._made = 0
@@ -227,7 +218,7 @@ class Heap:
         place = self._take(_lines(shape, dtype))
         number, self._made = self._made, self._made + 1
         self._used[number] = place
-        block = Block(self._slabs[place.slab], place)
+        block = Block(self.slabs[place.slab], place)
         if self._uses is not None:
             self._places[number] = [self._uses.here()]
             self._late = [one for one in self._late if not all(event.done for event in one[1])]
@@ -237,16 +228,16 @@ class Heap:
 
     def grow(self, shape: tuple[int, ...], dtype: numpy.dtype) -> Slab:
         """Make room for an array of this shape and return the new slab; raise OSError for lack of memory."""
-        held = sum(slab.nbytes for slab in self._slabs)
+        held = sum(slab.nbytes for slab in self.slabs)
         nbytes = max(FIRST_SLAB, min(3 * held, SLAB), _lines(shape, dtype))
-        self._slabs.append(self._make(nbytes))
-        self._give_back(Extent(len(self._slabs) - 1, 0, nbytes))
-        return self._slabs[-1]
+        self.slabs.append(self._make(nbytes))
+        self._give_back(Extent(len(self.slabs) - 1, 0, nbytes))
+        return self.slabs[-1]
 
     def shrink(self) -> None:
         """Undo `grow` before any allocation, because another rank could not grow."""
-        self._slabs.pop().close()
-        self._free = [place for place in self._free if place.slab < len(self._slabs)]
+        self.slabs.pop().close()
+        self._free = [place for place in self._free if place.slab < len(self.slabs)]
 
     def must_grow(self, shape: tuple[int, ...], dtype: numpy.dtype) -> bool:
         """Return whether an array needs new memory of the system; the answer is the same on all ranks."""
@@ -254,7 +245,7 @@ class Heap:
 
     def find(self, start: int, nbytes: int) -> tuple[int, int] | None:
         """Return the key of the slab holding all of these bytes, and the offset within the slab, or None."""
-        for slab in self._slabs:
+        for slab in self.slabs:
             offset = start - slab.start
             if offset >= 0 and offset + nbytes <= slab.nbytes:
                 return slab.key, offset
@@ -262,9 +253,9 @@ class Heap:
 
     def close(self) -> None:
         """Close all slabs; each slab's memory is freed with the last array on the slab."""
-        for slab in self._slabs:
+        for slab in self.slabs:
             slab.close()
-        self._slabs.clear()
+        self.slabs.clear()
 
     def _free_place(self, wanted: int) -> Extent | None:
         return next((place for place in self._free if place.nbytes >= wanted), None)

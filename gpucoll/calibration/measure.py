@@ -21,8 +21,7 @@ from gpucoll import internal
 from gpucoll.algorithms import algorithms, find, registry
 from gpucoll.communicator import Communicator
 from gpucoll.core.collectives import COLLECTIVES, Side
-from gpucoll.tuner.choice import scheduled
-from gpucoll.tuner.model import ONE_PASS, moved
+from gpucoll.tuner.choice import ONE_PASS, moved, scheduled
 from gpucoll.tuner.table import Curve, LinkCost
 
 FEWEST, MOST = 5, 25  # repetitions

@@ -2,9 +2,7 @@
 
     methods        the public class; its methods delegate to the parts below
     overloads      types of the methods
-    core           the path of every call: check, resolve, run at once or behind a `Work`
-    calls          the table of compiled calls
-    backends       executors for host arrays
+    core           what calls run on: the link, GPUs and streams; `gpucoll.call` has the calls
     gpu            executors and streams of a GPU; gpu_meeting: made by all ranks together, at the first call
     lifecycle      guards, refusals, aborts; the end at exit or in a fork's child
     leaving        the end by `close`, compared with the calls of the other ranks
@@ -140,13 +138,11 @@ def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstra
     code = getattr(f, "__code__", None)
     place = "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"  # where the ranks' program ends
 
-    def check() -> None:
-        if errors:
-            raise RevokedError("another thread of run_local has failed")
+    def end_wait() -> None:
+        raise RevokedError("another thread of run_local has failed")
 
     def run(comm: Communicator) -> Any:
         try:
-            comm._core.waits.hooks.append(check)
             with comm:
                 result = f(comm)
                 comm._core.life.leaving.place = place
@@ -154,6 +150,8 @@ def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstra
         except BaseException as error:
             error.add_note(f"on rank {comm.rank} of {n}")
             errors.append(error)
+            for other in comms:
+                other._core.waits.hooks.append(end_wait)
         return None
 
     from concurrent.futures import ThreadPoolExecutor

@@ -8,7 +8,7 @@ import numpy
 
 from gpucoll.algorithms import own_names
 from gpucoll.arrays import check_input, module_of, promised
-from gpucoll.communicator.backends import able
+from gpucoll.call.compile import able
 from gpucoll.communicator.core import Core
 from gpucoll.core.collectives import collective as collective_row
 from gpucoll.core.dtypes import is_whole, row_of
@@ -54,7 +54,7 @@ def explain(core: Core, collective: str, nbytes: int, dtype: Any, device: str | 
 
 def check_numerics(core: Core, x: Any, name: str) -> None:
     """Raise ArgumentError on every rank for a NaN or an infinity; see `Communicator.check_numerics`."""
-    core.life.check_usable()
+    core.waits.check_usable()
     with core.life.refusing():
         array = check_input("check_numerics", x)
     with core.current(None, [array]):

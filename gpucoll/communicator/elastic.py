@@ -46,7 +46,7 @@ def shrink(comm: Communicator) -> Communicator:
         return comm._survivors or rest
     # A rank that gave the communicator up, and found no survivors then, may try again.
     if life.is_forked or (life.closed and (rest is not None or not life.regroups)):
-        life.check_usable()
+        life.waits.check_usable()
     comm._survivors = _group_of_survivors(comm)
     _let_init_return(comm._survivors, comm)
     return comm._survivors
@@ -251,7 +251,7 @@ def _regrouped(comm: Communicator) -> Communicator:
 def grow(comm: Communicator, size: Any, seats: Sequence[int], timeout: Any, call: str) -> Communicator:
     """Return a communicator of `size` ranks, with member i as rank ``seats[i]``; see `Communicator.grow`."""
     core, link, mine = comm._core, comm._core.link, None
-    core.life.check_usable()
+    core.waits.check_usable()
     reason = _why_bound(comm)
     if reason or link.members is None:
         raise UsageError(f"{call}: no newcomer can come to these ranks: {reason}; newcomers come to processes started "

@@ -7,7 +7,8 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import as_array, carried_dtype, check_input, module_of
-from gpucoll.communicator.core import Core, reports_refusals
+from gpucoll.call.table import reports_refusals
+from gpucoll.communicator.core import Core
 from gpucoll.core.dtypes import row_of
 from gpucoll.errors import ArgumentError, DtypeError
 
@@ -15,7 +16,7 @@ from gpucoll.errors import ArgumentError, DtypeError
 @reports_refusals
 def located(core: Core, name: str, op: str, x: Any, index: Any) -> tuple[Any, Any]:
     """Return the extreme by `op` of all ranks' `x`, and the lowest `index` of an element with this value."""
-    core.check_apart(name)
+    core.calls.check_apart(name)
     with core.current(None, [x]):
         source = check_input(name, x)
         indices = module_of(source).full(source.shape, core.rank, "int64") if index is None \
@@ -36,7 +37,7 @@ def located(core: Core, name: str, op: str, x: Any, index: Any) -> tuple[Any, An
 
 
 def _all_reduced(core: Core, x: Any, op: str) -> Any:
-    result = core.fast_path("all_reduce", op, 0, "auto", x, None)
+    result = core.calls.fast_path("all_reduce", op, 0, "auto", x, None)
     if result is NotImplemented:
-        result = core.collective("all_reduce", x, None, op, None, 0, "auto", False, None)
+        result = core.calls.collective("all_reduce", x, None, op, None, 0, "auto", False, None)
     return result

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from gpucoll.arrays import HOST, Array, Prepared, Space, Target, address, divisor, on_gpu
+from gpucoll.arrays import HOST, Array, Prepared, Space, Target, address, divisor
 from gpucoll.arrays.segments import Heap
-from gpucoll.communicator.backends import output_of
+from gpucoll.call.table import output_of
 from gpucoll.communicator.transports import Transport
 from gpucoll.core.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.core.ops import LOGICAL, Op
@@ -88,6 +88,8 @@ class Gpu:
                 raise
             self.made.insert(0, self._peer)
 
+    reports_calls = True
+
     @property
     def executors(self) -> tuple[Executor, ...]:
         """All executors: the peer executor first, if any, the native one last. The first access makes `peer`."""
@@ -109,6 +111,10 @@ class Gpu:
     def space(self, stream: Any) -> DeviceSpace:
         on = self.device.stream(stream)
         return DeviceSpace(self, on, borrows=stream is not None and not self.device.is_current(on))
+
+    def space_on(self, on: Stream, output: Output | None, *, borrows: bool) -> DeviceSpace:
+        """Return the space of a repeated call on a stream, with the `output` known from the first call."""
+        return DeviceSpace(self, on, output=output, borrows=borrows)
 
     def new_heap(self, ranks: int) -> Heap:
         """Return symmetric memory out of reach of other ranks' kernels."""
@@ -352,7 +358,7 @@ def _output(ready: ReadyCall, call: Prepared) -> Output | None:
     """Return the result of a call for the watchdog, if it is formed in the memory of the user's array."""
     target = call.target
     own = isinstance(target, Target) and address(target.row) == address(target.out)
-    return output_of(ready.request, call.result, target.row) if own and target is not None else None
+    return output_of(ready.call.request, call.result, target.row) if own and target is not None else None
 
 
 class Completion:
@@ -370,17 +376,3 @@ class Completion:
         if self.event is not None:
             with self._device.current:
                 self._device.stream(self._current_stream()).wait_event(self.event)
-
-
-def on_side_stream(call: Prepared) -> Prepared:
-    """Return a call moved to the side stream of its GPU, so that the caller's stream need not wait."""
-    return call._replace(space=call.space.on_side_stream()) if isinstance(call.space, DeviceSpace) else call
-
-
-def is_on_device(argument: Any) -> bool:
-    """Return whether an argument of a call is on a device: array, list of arrays, space, or a root's metadata."""
-    if isinstance(argument, dict):
-        return bool(argument.get("gpu"))
-    if isinstance(argument, Space):
-        return argument.device != "cpu"
-    return any(map(on_gpu, argument)) if isinstance(argument, list) else on_gpu(argument)

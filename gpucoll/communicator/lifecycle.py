@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpucoll.communicator.backends import HostBackend
+from gpucoll.call.compile import HostBackend
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.leaving import Leaving, log
 from gpucoll.communicator.links import LocalLink, MpiLink
@@ -21,11 +21,10 @@ from gpucoll.communicator.process_end import end_process
 from gpucoll.communicator.transports import Transport
 from gpucoll.core.signature import LastCall, Signature
 from gpucoll.errors import (
-    ArgumentError,
+    REFUSALS,
     BackendError,
     ClosedError,
     CollectiveTimeout,
-    DtypeError,
     GpucollError,
     MismatchError,
     RankFailedError,
@@ -44,7 +43,6 @@ from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, gpu_index
 from gpucoll.progress.operations import kind_of
 
-REFUSALS = (ArgumentError, DtypeError, MemoryError)  # errors in a rank's own arguments
 GRACE = 1.0  # seconds for work on a GPU to end by itself, after a failure not yet known on the GPU
 
 
@@ -58,6 +56,8 @@ class Lifecycle:
     def __init__(self, link: Transport, options: Options) -> None:
         self.link, self.options = link, options
         self.waits = link.new_waits(options.timeout)
+        self.waits.enter, self.waits.has_ended = link.enter, link.has_ended
+        self.is_forked = False  # whether this is a fork's child: the links then belong to the parent
         self.host = HostBackend(link, options.timeout, options.executor, options.check)
         self.gpus: dict[str, Gpu] = {}
         self.clock = CallClock(self._counters, CallSums())
@@ -67,7 +67,6 @@ class Lifecycle:
         self.waits_for_messages: Callable[[int], str] = lambda rank: ""
         self.releases: list[Callable[[bool], None]] = []
         self.closed = self.has_aborted = self.is_released = False
-        self.is_forked = False  # whether this is a fork's child: the links then belong to the parent
         # Before the first exchange with other ranks: a rank may die in that exchange.
         self.guard = self._new_guard()
         if isinstance(link, LocalLink):
@@ -103,12 +102,20 @@ class Lifecycle:
         """Disable the parent's communicator in a fork's child: no call, no wait at exit, no shutdown."""
         # Transports, threads and locks belong to the parent: touch none of these.
         self.is_forked = True
+        self.waits.ended = lambda: UsageError(
+            "this communicator belongs to the parent process; a forked child cannot use it: start ranks by mpiexec, or "
+            "children by spawn, before making a communicator", code="GC-FORK")
         self.stop_calls()
         self._watches.clear()
         self.waits.forget()
         if (watch := self.link.processes.watch) is not None:
             watch.drop()  # other hosts see the parent's end by its closed connection
-        self.waits.hooks.append(self.check_usable)  # ends a wait for the parent's `Work`
+        self.waits.hooks.append(self.waits.check_usable)  # ends a wait for the parent's `Work`
+
+    def end_calls(self) -> None:
+        """Refuse all calls from now on: the communicator counts as closed."""
+        self.closed = True
+        self.waits.ended = lambda: ClosedError("this communicator was closed; gpucoll.init() makes a new communicator")
 
     def _new_guard(self) -> Guard:
         """Return the guard that ends waits for ranks that go no further, set to follow `waits`."""
@@ -136,21 +143,6 @@ class Lifecycle:
         except BackendError as error:  # evidence for a failure must not be the failure; the other ranks record
             log.warning("rank %d goes on without a record of its calls: %s", place.rank, error)
             return None
-
-    def check_usable(self) -> None:
-        """Raise UsageError in a fork's child, ClosedError after the end, and RevokedError after a failure."""
-        if self.link.enter is not None:
-            self.link.enter()
-        if self.is_forked:
-            raise UsageError("this communicator belongs to the parent process; a forked child cannot use it: "
-                             "start ranks by mpiexec, or children by spawn, before making a communicator",
-                             code="GC-FORK")
-        if self.closed:
-            raise ClosedError("this communicator was closed; gpucoll.init() makes a new communicator")
-        if self.link.has_ended():
-            raise ClosedError("MPI has been finalized, so no call is possible; do not finalize MPI before the end of "
-                              "the process, or close communicators first")
-        self.waits.check()
 
     def _awaited(self) -> set[int] | None:
         others = {*range(self.link.place.size)} - {self.link.place.rank}
@@ -262,7 +254,7 @@ class Lifecycle:
         """Complete the operations under way and release all resources; see `Communicator.close`."""
         if self.closed or self.is_forked:
             return
-        self.closed = True
+        self.end_calls()
         self.leaving.place = self.leaving.place or call_site()
         # A call may begin on another thread while this one closes: from here on each call checks `closed`.
         self.stop_calls()

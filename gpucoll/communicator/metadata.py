@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy
 
 from gpucoll.arrays import Array, RankInfo, Space, on_gpu, prepare
-from gpucoll.communicator.calls import CallOptions
+from gpucoll.call.table import CallOptions
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import row_of
 from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError, minority
@@ -39,7 +39,7 @@ class MetadataExchange:
     def sizes(self, name: str, root: Any) -> RankInfo:
         """Return rank, size and root for a call that begins with an exchange; report a refusal in the exchange."""
         with self._core.life.refusing():
-            return self._core.sizes(name, root)
+            return self._core.calls.sizes(name, root)
 
     def broadcast(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
         """Return the root's metadata on every rank; with an error raise `mine` on the root, PeerError elsewhere."""
@@ -64,7 +64,7 @@ class MetadataExchange:
         """Return all ranks' metadata, exchanged as objects by the transport."""
         core, found = self._core, list[Any]()
         assert core.link.exchange is not None
-        core.life.check_usable()
+        core.waits.check_usable()
         given = metadata if mine is None else {"error": str(mine)}
         core.waits.run(core.link.exchange(name, root, given, found), name)
         everyone: list[Metadata] = found[0]
@@ -77,14 +77,14 @@ class MetadataExchange:
         """
         # The call itself cannot be prepared without the result: a group must not put it off.
         core, cache_key = self._core, (f"{collective} of a header of {name}", "", root, "auto")
-        result: Array = core.fast_path(*cache_key, row, None)
+        result: Array = core.calls.fast_path(*cache_key, row, None)
         if result is NotImplemented:
-            call = prepare(COLLECTIVES[collective], row, None, core.sizes(name, root))
+            call = prepare(COLLECTIVES[collective], row, None, core.calls.sizes(name, root))
             shows = core.host.shows_calls is not None
-            allowed = "shared" if shows else core.host_executor()  # the other ranks look for the call there
-            ready = core.resolve(COLLECTIVES[collective], call, CallOptions(), allowed, root=root, header=name)
-            core.waits.run(core.measured(core.operation(ready, call.space, call), ready.request), name)
-            core.calls.keep(cache_key, row, None, ready, call, core.seconds_of(ready.call))
+            allowed = "shared" if shows else core.calls.host_executor()  # the other ranks look for the call there
+            ready = core.calls.resolve(COLLECTIVES[collective], call, CallOptions(), allowed, root=root, header=name)
+            core.waits.run(core.calls.measured(core.calls.operation(ready, call.space, call), ready.call.request), name)
+            core.calls.keep(cache_key, row, None, ready, call, core.calls.seconds_of(ready.call))
             result = call.result
         return result
 

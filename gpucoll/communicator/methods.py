@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from gpucoll.call.table import CallOptions, Key
 from gpucoll.communicator import elastic, objects
 from gpucoll.communicator.advice import check_numerics, explain
-from gpucoll.communicator.backends import Key
-from gpucoll.communicator.calls import CallOptions
 from gpucoll.communicator.core import Core
 from gpucoll.communicator.elastic import TIMEOUT, same_options
 from gpucoll.communicator.extrema import located
@@ -72,7 +71,7 @@ class Communicator:
         self.options = core.options
         self.mpi: Any = link.mpi if link.has_collectives else None
         self.address = None if link.members is None else regroup.text_of(link.members.address)
-        self._core, self._memory = core, SymmetricHeaps(core)
+        self._core, self._calls, self._memory = core, core.calls, SymmetricHeaps(core)
         self._points = PointToPoint(core)
         self._blocks = VectorVariants(core)
         self._survivors: Communicator | None = None  # the survivors' communicator, once this one has been shrunk
@@ -133,53 +132,53 @@ class Communicator:
         ArgumentError and DtypeError before data is sent, MismatchError if the ranks' calls differ, PeerError if another
         rank refuses its arguments, RankFailedError, and CollectiveTimeout at the deadline. MPI-5.0, 6.9.6.
         """
-        core = self._core
-        if dtype is None and stream is None and not async_op and core.group is None:
+        calls = self._calls
+        if dtype is None and stream is None and not async_op and calls.group is None:
             # The engine repeats known calls without checks in Python; NotImplemented means an unknown call.
-            result = core.fast_path("all_reduce", op, 0, algorithm, x, out)
+            result = calls.fast_path("all_reduce", op, 0, algorithm, x, out)
             if result is not NotImplemented:
                 return result
-        return core.collective("all_reduce", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return calls.collective("all_reduce", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(ReducingToRoot)
     def reduce(self, x: Any, out: Any = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
                algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of all `x` (shape s) on `root`, None elsewhere; no `x` changes. MPI-5.0, 6.9.1."""
-        core = self._core
-        if dtype is None and stream is None and not async_op and core.group is None and (
-                result := core.fast_path("reduce", op, root, algorithm, x, out)) is not NotImplemented:
+        calls = self._calls
+        if dtype is None and stream is None and not async_op and calls.group is None and (
+                result := calls.fast_path("reduce", op, root, algorithm, x, out)) is not NotImplemented:
             return result
-        return core.collective("reduce", x, out, op, dtype, root, algorithm, async_op, stream)
+        return calls.collective("reduce", x, out, op, dtype, root, algorithm, async_op, stream)
 
     @shaped(Overwriting)
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
         """Overwrite every rank's `x` (shape s) with the root's, and return `x`. MPI-5.0, 6.4."""
-        core = self._core
-        if stream is None and not async_op and core.group is None and (
-                result := core.fast_path("broadcast", "", root, algorithm, x, None)) is not NotImplemented:
+        calls = self._calls
+        if stream is None and not async_op and calls.group is None and (
+                result := calls.fast_path("broadcast", "", root, algorithm, x, None)) is not NotImplemented:
             return result
-        return core.collective("broadcast", x, None, "", None, root, algorithm, async_op, stream)
+        return calls.collective("broadcast", x, None, "", None, root, algorithm, async_op, stream)
 
     @shaped(Moving)
     def all_gather(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on every rank. MPI-5.0, 6.7."""
-        core = self._core
-        if stream is None and not async_op and core.group is None and (
-                result := core.fast_path("all_gather", "", 0, algorithm, x, out)) is not NotImplemented:
+        calls = self._calls
+        if stream is None and not async_op and calls.group is None and (
+                result := calls.fast_path("all_gather", "", 0, algorithm, x, out)) is not NotImplemented:
             return result
-        return core.collective("all_gather", x, out, "", None, 0, algorithm, async_op, stream)
+        return calls.collective("all_gather", x, out, "", None, 0, algorithm, async_op, stream)
 
     @shaped(MovingToRoot)
     def gather(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on `root`; else None. MPI-5.0, 6.5."""
-        core = self._core
-        if stream is None and not async_op and core.group is None and (
-                result := core.fast_path("gather", "", root, algorithm, x, out)) is not NotImplemented:
+        calls = self._calls
+        if stream is None and not async_op and calls.group is None and (
+                result := calls.fast_path("gather", "", root, algorithm, x, out)) is not NotImplemented:
             return result
-        return core.collective("gather", x, out, "", None, root, algorithm, async_op, stream)
+        return calls.collective("gather", x, out, "", None, root, algorithm, async_op, stream)
 
     def scatter(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                 async_op: bool = False) -> Any:
@@ -188,44 +187,44 @@ class Communicator:
         The other ranks read shape and dtype from the root's call descriptor in shared memory, or from one host message.
         If the root refuses its arguments, the other ranks raise PeerError.
         """
-        core = self._core
+        calls = self._calls
         cache_key: Key = ()
-        if stream is None and not async_op and core.group is None:
+        if stream is None and not async_op and calls.group is None:
             cache_key = ("scatter", "", root, algorithm)
-            result = core.fast_path(*cache_key, x, out)
+            result = calls.fast_path(*cache_key, x, out)
             if result is not NotImplemented:
                 return result
-        return scatter(core, x, out, root, CallOptions(algorithm, async_op, stream), cache_key)
+        return scatter(self._core, x, out, root, CallOptions(algorithm, async_op, stream), cache_key)
 
     @shaped(Reducing)
     def reduce_scatter(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
                        stream: Any = None, async_op: bool = False) -> Any:
         """Return block `rank` (shape s) of the reduction of all ranks' `x` (shape (size, \\*s)). MPI-5.0, 6.10.1."""
-        core = self._core
-        if dtype is None and stream is None and not async_op and core.group is None and (
-                result := core.fast_path("reduce_scatter", op, 0, algorithm, x, out)) is not NotImplemented:
+        calls = self._calls
+        if dtype is None and stream is None and not async_op and calls.group is None and (
+                result := calls.fast_path("reduce_scatter", op, 0, algorithm, x, out)) is not NotImplemented:
             return result
-        return core.collective("reduce_scatter", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return calls.collective("reduce_scatter", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(Moving)
     def all_to_all(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return block `rank` of every rank's `x`, in rank order; both have shape (size, \\*s). MPI-5.0, 6.8."""
-        core = self._core
-        if stream is None and not async_op and core.group is None and (
-                result := core.fast_path("all_to_all", "", 0, algorithm, x, out)) is not NotImplemented:
+        calls = self._calls
+        if stream is None and not async_op and calls.group is None and (
+                result := calls.fast_path("all_to_all", "", 0, algorithm, x, out)) is not NotImplemented:
             return result
-        return core.collective("all_to_all", x, out, "", None, 0, algorithm, async_op, stream)
+        return calls.collective("all_to_all", x, out, "", None, 0, algorithm, async_op, stream)
 
     @shaped(Reducing)
     def scan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
              stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of the `x` (shape s) of ranks 0 to `rank`. MPI-5.0, 6.11.1."""
-        core = self._core
-        if dtype is None and stream is None and not async_op and core.group is None and (
-                result := core.fast_path("scan", op, 0, algorithm, x, out)) is not NotImplemented:
+        calls = self._calls
+        if dtype is None and stream is None and not async_op and calls.group is None and (
+                result := calls.fast_path("scan", op, 0, algorithm, x, out)) is not NotImplemented:
             return result
-        return core.collective("scan", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return calls.collective("scan", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(Reducing)
     def exscan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
@@ -234,11 +233,11 @@ class Communicator:
 
         MPI-5.0, 6.11.2, with an undefined result on rank 0.
         """
-        core = self._core
-        if dtype is None and stream is None and not async_op and core.group is None and (
-                result := core.fast_path("exscan", op, 0, algorithm, x, out)) is not NotImplemented:
+        calls = self._calls
+        if dtype is None and stream is None and not async_op and calls.group is None and (
+                result := calls.fast_path("exscan", op, 0, algorithm, x, out)) is not NotImplemented:
             return result
-        return core.collective("exscan", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return calls.collective("exscan", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     def maxloc(self, x: Any, index: Any = None) -> tuple[Any, Any]:
         """Return the maximum of all ranks' `x` (shape s), element by element, and its `index`, on every rank.
@@ -261,13 +260,13 @@ class Communicator:
 
     def barrier(self, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return when every rank has called `barrier`; with `stream` the stream waits, not the host. MPI-5.0, 6.3."""
-        core = self._core
+        calls = self._calls
         cache_key: Key = ()
-        if stream is None and not async_op and core.group is None:
+        if stream is None and not async_op and calls.group is None:
             cache_key = ("barrier", "", 0, algorithm)
-            if core.fast_path(*cache_key, None, None) is not NotImplemented:
+            if calls.fast_path(*cache_key, None, None) is not NotImplemented:
                 return None
-        return core.barrier(CallOptions(algorithm, async_op, stream), cache_key)
+        return calls.barrier(CallOptions(algorithm, async_op, stream), cache_key)
 
     # ---------------------------------------------------------------------------------------- blocks of unlike lengths
 
@@ -282,12 +281,12 @@ class Communicator:
         with one host message if these differ from the last call's.
         """
         if counts is not None:
-            if stream is None and not async_op and self._core.group is None:
-                result = self._core.fast_path("all_gather_v counts", 0, counts, algorithm, x, out)
+            if stream is None and not async_op and self._calls.group is None:
+                result = self._calls.fast_path("all_gather_v counts", 0, counts, algorithm, x, out)
                 if result is not NotImplemented:
                     return result
             return self._blocks.counted("all_gather_v", x, counts, out, CallOptions(algorithm, async_op, stream))
-        if stream is None and not async_op and self._core.group is None and (
+        if stream is None and not async_op and self._calls.group is None and (
                 result := self._blocks.repeat("all_gather_v", "", 0, algorithm, x, out)) is not NotImplemented:
             return result
         return self._blocks.gather("all_gather_v", x, out, 0, CallOptions(algorithm, async_op, stream))
@@ -300,12 +299,12 @@ class Communicator:
         `out` and `counts` are as in `all_gather_v`.
         """
         if counts is not None:
-            if stream is None and not async_op and self._core.group is None:
-                result = self._core.fast_path("gather_v counts", root, counts, algorithm, x, out)
+            if stream is None and not async_op and self._calls.group is None:
+                result = self._calls.fast_path("gather_v counts", root, counts, algorithm, x, out)
                 if result is not NotImplemented:
                     return result
             return self._blocks.counted("gather_v", x, counts, out, CallOptions(algorithm, async_op, stream), root=root)
-        if stream is None and not async_op and self._core.group is None and (
+        if stream is None and not async_op and self._calls.group is None and (
                 result := self._blocks.repeat("gather_v", "", root, algorithm, x, out)) is not NotImplemented:
             return result
         return self._blocks.gather("gather_v", x, out, root, CallOptions(algorithm, async_op, stream))
@@ -317,7 +316,7 @@ class Communicator:
 
         Other ranks pass None for `xs`. `out` (n_i, \\*s) receives the array and is returned.
         """
-        if stream is None and not async_op and self._core.group is None:
+        if stream is None and not async_op and self._calls.group is None:
             given = xs if self.rank == root else None  # other ranks' lists are ignored
             result = self._blocks.repeat("scatter_v", "", root, algorithm, given, out)
             if result is not NotImplemented:
@@ -332,7 +331,7 @@ class Communicator:
         `out` receives the result and is returned: a list of arrays (``out=xs`` if each array has the length of its
         replacement), or one array for all blocks in rank order, which saves a copy.
         """
-        if stream is None and not async_op and self._core.group is None and (
+        if stream is None and not async_op and self._calls.group is None and (
                 result := self._blocks.repeat("all_to_all_v", "", 0, algorithm, xs, out)) is not NotImplemented:
             return result
         return self._blocks.all_to_all(xs, out, CallOptions(algorithm, async_op, stream))
@@ -345,9 +344,9 @@ class Communicator:
         The blocks of rows follow in rank order. `counts` is the same on all ranks; `out` (counts[rank], \\*s) receives
         the result and is returned. MPI-5.0, 6.10.2.
         """
-        core = self._core
-        if dtype is None and stream is None and not async_op and core.group is None:
-            result = core.fast_path("reduce_scatter_v counts", op, counts, algorithm, x, out)
+        calls = self._calls
+        if dtype is None and stream is None and not async_op and calls.group is None:
+            result = calls.fast_path("reduce_scatter_v counts", op, counts, algorithm, x, out)
             if result is not NotImplemented:
                 return result
         return self._blocks.counted("reduce_scatter_v", x, counts, out, CallOptions(algorithm, async_op, stream),
@@ -379,7 +378,7 @@ class Communicator:
         Returns None, or a `Work` with ``async_op=True``. To ``gpucoll.PROC_NULL``, or mpi4py's, nothing is sent; `recv`
         from PROC_NULL receives nothing, and `out` is unchanged. Raises ArgumentError.
         """
-        if x is not None and not async_op and self._core.group is None:
+        if x is not None and not async_op and self._calls.group is None:
             # The engine does most blocking messages inside a node, with few steps of Python.
             begun = self._points.exchange_here(x, dst, None, -1, tag)
             return None if begun is True else self._points.blocking("send", begun, x, dst, None, -1, tag)
@@ -399,14 +398,14 @@ class Communicator:
         given rank has precedence if it begins before the message is available. `status`, a `Status` or mpi4py's, is set
         to source, tag and bytes of the message.
         """
-        if out is not None and status is None and not async_op and self._core.group is None:
+        if out is not None and status is None and not async_op and self._calls.group is None:
             begun = self._points.exchange_here(None, -1, out, src, tag)
             return out if begun is True else self._points.blocking("recv", begun, None, -1, out, src, tag)
         return self._points.point("recv", None, -1, out, src, tag, status, async_op=async_op)
 
     def sendrecv(self, x: Any, out: Any, dst: int, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` to rank `dst` while receiving `out` from rank `src`; return `out`. MPI-5.0, 3.11."""
-        if x is not None and out is not None and not async_op and self._core.group is None:
+        if x is not None and out is not None and not async_op and self._calls.group is None:
             begun = self._points.exchange_here(x, dst, out, src, tag)
             return out if begun is True else self._points.blocking("sendrecv", begun, x, dst, out, src, tag)
         return self._points.point("sendrecv", x, dst, out, src, tag, async_op=async_op)

@@ -44,7 +44,7 @@ def gather(comm: Communicator, obj: Any, root: int) -> list[Any] | None:
 def broadcast(comm: Communicator, obj: Any, root: int) -> Any:
     """Send the root's pickled object to all ranks; see `Communicator.broadcast_object`."""
     core, row, mine = comm._core, numpy.empty(0, numpy.uint8), list[Array]()
-    core.check_apart("broadcast_object")
+    core.calls.check_apart("broadcast_object")
     root = core.metadata.sizes("broadcast_object", root).root
     if comm.rank == root:
         row, mine = _pickled(comm, "broadcast_object", obj)
@@ -58,7 +58,7 @@ def broadcast(comm: Communicator, obj: Any, root: int) -> Any:
 def scatter(comm: Communicator, objs: Any, root: int) -> Any:
     """Send each rank its pickled object of the root's list; see `Communicator.scatter_object`."""
     core = comm._core
-    core.check_apart("scatter_object")
+    core.calls.check_apart("scatter_object")
     root = core.metadata.sizes("scatter_object", root).root
     row = comm.scatter_v(_rows(comm, objs) if comm.rank == root else None, root)
     return _unpickled(row, _inside(row))
@@ -73,7 +73,7 @@ def _rows(comm: Communicator, objs: Any) -> list[Array]:
 
 
 def _pickled(comm: Communicator, name: str, obj: Any) -> tuple[Array, list[Array]]:
-    comm._core.check_apart(name)
+    comm._core.calls.check_apart(name)
     with comm._core.life.refusing():
         return _row(name, obj)
 

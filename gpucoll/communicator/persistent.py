@@ -8,9 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpucoll.arrays import prepare
-from gpucoll.communicator.backends import not_known
-from gpucoll.communicator.calls import CallOptions, known_call
-from gpucoll.communicator.core import reports_refusals
+from gpucoll.call.table import CallOptions, known_call, not_known, reports_refusals
 from gpucoll.communicator.points import POINTS
 from gpucoll.core.collectives import Collective
 from gpucoll.core.collectives import collective as collective_row
@@ -47,7 +45,7 @@ def planned(comm: Communicator, collective: str, x: Any, out: Any, **options: An
     if collective in POINTS:
         return _planned_message(comm, collective, x, out, **options)
     row = collective_row(collective)
-    if row.ragged or row.name in WITH_METADATA or row.input.where == "nowhere" or comm._core.group is not None:
+    if row.ragged or row.name in WITH_METADATA or row.input.where == "nowhere" or comm._core.calls.group is not None:
         given = [] if row.input.where == "nowhere" else [x]
         return PersistentCall(functools.partial(getattr(comm, row.name), *given, **_outs(row, out), **options),
                               None, None, None)
@@ -75,16 +73,16 @@ def _planned_message(comm: Communicator, name: str, x: Any, out: Any, *, dst: An
 def _planned(comm: Communicator, row: Collective, x: Any, out: Any, *, op: Any = "sum", root: Any = 0,
              dtype: Any = None, algorithm: str = "auto", stream: Any = None) -> PersistentCall:
     core = comm._core
-    rank_info, space = core.sizes(row.name, root), core.space(row.name, x, stream=stream)
+    rank_info, space = core.calls.sizes(row.name, root), core.space(row.name, x, stream=stream)
     call = prepare(row, x, out, rank_info, dtype, space)
-    checked = core.check_op(row.name, op, call) if row.reduces else None
+    checked = core.calls.check_op(row.name, op, call) if row.reduces else None
     options = CallOptions(algorithm, False, stream)
-    ready = core.resolve(row, call, options, core.options.executor, checked, rank_info.root)
+    ready = core.calls.resolve(row, call, options, core.options.executor, checked, rank_info.root)
     try:
-        plan = core.engine_plan(ready.call)
+        plan = core.calls.engine_plan(ready.call)
     except OSError as error:
         raise BackendError(f"plan: the system refuses memory to this rank: {error}", code="GC-MEMORY") from error
-    known = known_call(x, call.result, ready, core.seconds_of(ready.call))
+    known = known_call(x, call.result, ready, core.calls.seconds_of(ready.call))
     if known is None or (row.name == "exscan" and plan is None):
         more = {"root": root} if row.rooted else {}
         more |= {"op": op, "dtype": dtype} if row.reduces else {}
@@ -96,9 +94,9 @@ def _planned(comm: Communicator, row: Collective, x: Any, out: Any, *, op: Any =
     again = functools.partial(core.calls.repeat, known, source, target, stream)
     fast_path: Callable[[], Any] = not_known
     if plan is not None:
-        fast_path = core.engine.bind(row.name, x, call.result, plan, known.seconds, ready.request.nbytes)
-    made = PersistentCall(again, call.result, ready.call.executor.name, ready.request.algorithm, fast_path, keep=x)
-    weakref.finalize(made, core.calls.drop, ready.request.device, ready.call).atexit = False
+        fast_path = core.calls.engine.bind(row.name, x, call.result, plan, known.seconds, ready.call.request.nbytes)
+    made = PersistentCall(again, call.result, ready.call.executor.name, ready.call.request.algorithm, fast_path, keep=x)
+    weakref.finalize(made, core.calls.drop, ready.call.request.device, ready.call).atexit = False
     return made
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from gpucoll.arrays import HOST, Array, check_input, check_writable, flat, overlap
-from gpucoll.communicator.backends import not_known
+from gpucoll.call.table import not_known
 from gpucoll.communicator.core import Core
 from gpucoll.communicator.cycles import Cycles
 from gpucoll.communicator.gpu import DeviceSpace
@@ -61,13 +61,13 @@ class PointToPoint:
     @functools.cached_property
     def exchange_here(self) -> Callable[..., Any]:
         """The engine's function for blocking messages inside a node; any other message gives NotImplemented."""
-        is_here = self.carrier is not self._core.link.points and self._core.host_engine() is not None
-        return self._core.engine.exchange if is_here else not_known
+        is_here = self.carrier is not self._core.link.points and self._core.calls.host_engine() is not None
+        return self._core.calls.engine.exchange if is_here else not_known
 
     @property
     def board(self) -> Any:
         """Where the ranks of a node show each other their waits for messages: the engine, or None."""
-        return self._core.engine if self.exchange_here is not not_known else None
+        return self._core.calls.engine if self.exchange_here is not not_known else None
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message ready to be received, or None; `source` and `tag` None mean any rank and any tag."""
@@ -89,7 +89,7 @@ class PointToPoint:
         elif (x is None or self._is_plain(x, dst, tag)) and (out is None or (
                 self._is_plain(out, src, tag) and out.flags.writeable
                 and (x is None or not numpy.may_share_memory(x, out)))):
-            core.life.check_usable()
+            core.waits.check_usable()
             operation = self._whole(state, x, dst, out, src, tag)
         else:
             return self.point(name, x, dst, out, src, tag)
@@ -104,8 +104,8 @@ class PointToPoint:
             fill_status(status, ProbeResult(PROC_NULL, ANY_TAG, 0))
         elif message.taken is not None and message.came_from is not None and message.tag is not None:
             fill_status(status, ProbeResult(message.came_from, message.tag, message.taken.nbytes))
-        if self._core.group is not None:
-            work = self.in_group(message, self._core.group)
+        if self._core.calls.group is not None:
+            work = self.in_group(message, self._core.calls.group)
             return work if async_op else message.result
         (work,) = self.start_together([message], overlaps=async_op)
         return work if async_op else work.wait()
@@ -128,12 +128,12 @@ class PointToPoint:
 
     def _pattern(self, name: str, src: Any, tag: Any) -> tuple[int | None, int | None] | None:
         """Return the rank and tag asked for, each None for any; return None for PROC_NULL."""
-        self._core.life.check_usable()
+        self._core.waits.check_usable()
         if self._core.emulated:
             raise UsageError(f"{name}: {NO_WILDCARD}", code="GC-WILDCARD")
         if PROC_NULL.is_meant(src):
             return None
-        return None if ANY_SOURCE.is_meant(src) else self._core.check_rank(name, "src", src), \
+        return None if ANY_SOURCE.is_meant(src) else self._core.calls.check_rank(name, "src", src), \
             None if ANY_TAG.is_meant(tag) else check_tag(name, tag)
 
     def found(self, source: int | None, tag: int | None, status: Any = None) -> Generator[Pending, None, ProbeResult]:
@@ -175,7 +175,7 @@ class PointToPoint:
     def message(self, name: str, tag: Any, x: Any = None, dst: Any = None, out: Any = None,
                  src: Any = None, *, wildcards: bool = False) -> PointMessage:
         """Return a checked message to send or receive; `wildcards` allows any rank and any tag."""
-        self._core.life.check_usable()
+        self._core.waits.check_usable()
         space = self._core.space(name, x if name == "send" else out, meets=False)
         with space.current:
             given = None if name == "recv" else check_input(name, x)
@@ -189,9 +189,9 @@ class PointToPoint:
             check_writable(name, "out", taken)
         given = None if PROC_NULL.is_meant(dst) else given
         taken = None if PROC_NULL.is_meant(src) else taken
-        to = -1 if given is None else self._core.check_rank(name, "dst", dst)
+        to = -1 if given is None else self._core.calls.check_rank(name, "dst", dst)
         is_from_any = wildcards and ANY_SOURCE.is_meant(src)
-        came = None if is_from_any else -1 if taken is None else self._core.check_rank(name, "src", src)
+        came = None if is_from_any else -1 if taken is None else self._core.calls.check_rank(name, "src", src)
         tagged = None if wildcards and ANY_TAG.is_meant(tag) else check_tag(name, tag)
         if taken is not None and None in (came, tagged) and isinstance(space, DeviceSpace):
             raise UsageError(f"{name}: {NO_WILDCARD}", code="GC-WILDCARD")
@@ -276,15 +276,15 @@ class PointToPoint:
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        self._core.life.check_usable()
-        if self._core.group is not None:
+        self._core.waits.check_usable()
+        if self._core.calls.group is not None:
             raise UsageError("a group is open already; groups do not nest", code="GC-GROUP")
-        self._core.group = self._core.waits.new_group()
+        self._core.calls.group = self._core.waits.new_group()
         try:
             yield
-            works, batch, self._core.group = self._core.group, self._batch, None
+            works, batch, self._core.calls.group = self._core.calls.group, self._batch, None
         finally:
-            self._core.group = self._batch = None
+            self._core.calls.group = self._batch = None
         # Begin all messages before any wait: a message of one rank may need a later one of another rank.
         points = [self._core.waits.start(work) for work in works if work.name in POINTS]
         if batch is not None:
@@ -303,7 +303,7 @@ class PointToPoint:
     def split(self, color: int | None, key: int, over: Callable[[Transport], Communicator]) -> Communicator | None:
         """Return the communicator `over` the link of the ranks of the same `color`; see `Communicator.split`."""
         core = self._core
-        core.life.check_usable()
+        core.waits.check_usable()
         gpu = core.shared_gpu()
         mine = _wrong_split(color, key)
         core.metadata.all_gather({}, "split", mine)

@@ -49,7 +49,7 @@ def _leave(comm: Lifecycle) -> None:
     if not (comm.closed or comm.is_forked or comm.link.mpi is None or comm.link.has_ended()):
         _run_all(functools.partial(_limit_end, comm), functools.partial(
             comm.host.fail, RankFailedError("the process has ended", ranks=(comm.link.place.rank,))), comm.abort)
-        comm.closed = True  # MPI's end frees communicators, and so would close this one again
+        comm.end_calls()  # MPI's end frees communicators, and so would close this one again
 
 
 def _limit_end(comm: Lifecycle) -> None:

@@ -19,10 +19,8 @@ import numpy
 
 from gpucoll.arrays import HOST, Array, RankInfo, flat, joined, kind_of, on_gpu
 from gpucoll.arrays.blocks import check_blocks, check_rows, form_blocks, prepare_blocks, room_for
-from gpucoll.communicator.backends import Key
-from gpucoll.communicator.calls import CallOptions
-from gpucoll.communicator.core import Core, reports_refusals
-from gpucoll.communicator.gpu import on_side_stream
+from gpucoll.call.table import CallOptions, Key, reports_refusals
+from gpucoll.communicator.core import Core
 from gpucoll.communicator.metadata import KEPT, Metadata, check_alike, checked_rows, row_with
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import are_whole, numpy_dtype, row_of
@@ -109,7 +107,7 @@ class VectorVariants:
         `place` is the root.
         """
         try:
-            return self._core.fast_path(name, op, place, algorithm, x, out)
+            return self._core.calls.fast_path(name, op, place, algorithm, x, out)
         except LengthsDiffer:
             self._differed(name)
             return NotImplemented
@@ -119,7 +117,7 @@ class VectorVariants:
                 kind: Any = None) -> Any:
         """Run a call whose caller knows the counts of all ranks: a gathering call, or a reduction of dtype `kind`."""
         core, row = self._core, COLLECTIVES[name]
-        rank_info = core.sizes(name, root)
+        rank_info = core.calls.sizes(name, root)
         source = self._opened(check_rows, name, x, options.stream)
         lengths = _checked_counts(name, counts, None if row.reduces else core.rank, core.size, len(source))
         # No engine for arrays of other libraries and for calls with options that do not compare by value.
@@ -177,7 +175,7 @@ class VectorVariants:
         found, rows = self._exchange_and_repeat(name, how, xs, out, options)
         if found is not NotImplemented:
             return found
-        self._core.life.check_usable()
+        self._core.waits.check_usable()
         rank, size = self._core.rank, self._core.size
         arrays, everyone, digest = self._agree(name,
                                                lambda: self._opened(check_blocks, name, xs, options.stream, size),
@@ -204,7 +202,7 @@ class VectorVariants:
             return NotImplemented, None
         # The same exchange as that of a rank which does not repeat the call.
         try:
-            rows = self._core.fast_path(f"all_gather of a header of {name}", "", 0, "auto", mine, None)
+            rows = self._core.calls.fast_path(f"all_gather of a header of {name}", "", 0, "auto", mine, None)
         except LengthsDiffer:
             self._differed(name)
             return NotImplemented, None
@@ -216,7 +214,7 @@ class VectorVariants:
 
     def _repeat_known(self, name: str, cache_key: Key, x: Any, out: Any) -> Any:
         """Repeat a call with lengths known to be those of an earlier call; return the result, or NotImplemented."""
-        found = self._core.fast_path(*cache_key, x, out)
+        found = self._core.calls.fast_path(*cache_key, x, out)
         if found is not NotImplemented:
             self._know(name, cache_key, x, out)
         return found
@@ -230,7 +228,7 @@ class VectorVariants:
         core = self._core
         if self._lengths.is_known(name) and core.options.check in (None, "full") and core.host.compares_first \
                 and not core.life.records_calls:
-            core.engine.cache_renamed(cache_key[0], name, *cache_key[1:], x, out)
+            core.calls.engine.cache_renamed(cache_key[0], name, *cache_key[1:], x, out)
 
     def _exchanged(self, name: str, exchange: Callable[[], T]) -> T:
         """Return the result of an exchange of lengths; exchange again if a rank took other lengths from a call."""
@@ -245,12 +243,12 @@ class VectorVariants:
 
     def _differed(self, name: str) -> None:
         self._lengths.differed(name)
-        if self._core.engine is not None:
-            self._core.engine.forget(name)
+        if self._core.calls.engine is not None:
+            self._core.calls.engine.forget(name)
 
     def _is_plain(self, how: Key, options: CallOptions) -> bool:
         """Return whether the engine can do a whole call: a blocking one, with options that compare by value."""
-        return not options.async_op and options.stream is None and self._core.group is None \
+        return not options.async_op and options.stream is None and self._core.calls.group is None \
             and type(how[0]) is type(how[2]) is str and type(how[1]) is int
 
     def _same(self, name: str, digest: str, x: Any, how: Key, options: CallOptions) -> Key:
@@ -283,7 +281,7 @@ class VectorVariants:
         is_joined = room is not None and room.is_list and (room.is_input or blocks.cache_key in self._lengths.joined)
         theirs = _arrays_of(x, out) and (isinstance(x, list | tuple) or not is_apart) and not is_joined
         ends = (x, out) if theirs else (source, target)
-        if blocks.cache_key and not theirs and core.fast_path(*blocks.cache_key, *ends) is not NotImplemented:
+        if blocks.cache_key and not theirs and core.calls.fast_path(*blocks.cache_key, *ends) is not NotImplemented:
             if formed is not None:
                 formed.deliver(space)
             return result
@@ -291,28 +289,29 @@ class VectorVariants:
                               result, given)
         if is_counted:  # compared before data move; lengths that were exchanged are known to be equal
             call = call._replace(cut=call.cut._replace(digest=blocks.digest))
-        call = on_side_stream(call) if options.async_op else call
-        checked = core.check_op(blocks.name, op, call) if row.reduces else None
-        ready = core.resolve(row, call, options, core.options.executor, checked, root)
+        call = call._replace(space=call.space.on_side_stream()) if options.async_op else call
+        checked = core.calls.check_op(blocks.name, op, call) if row.reduces else None
+        ready = core.calls.resolve(row, call, options, core.options.executor, checked, root)
         # The engine takes no copy scaled by an op.
         if ready.source is call.input and self._learn(blocks, ready, *ends) and not is_counted:
             self._know(blocks.name, blocks.cache_key, x, out)
-        return core.begin(ready, call, options, (), None, None)
+        return core.calls.begin(ready, call, options, (), None, None)
 
     def _learn(self, blocks: Blocks, ready: ReadyCall, x: Any, out: Any) -> bool:
         """Add a call on the arrays `x` and `out` to the engine's table; return whether the engine can do the call."""
         core, cache_key, result = self._core, blocks.cache_key, ready.target
-        plan = core.engine_plan(ready.call) if cache_key else None
+        plan = core.calls.engine_plan(ready.call) if cache_key else None
         if plan is None:
             return False
         is_list = out is None and COLLECTIVES[blocks.name].output.blocks and result is not None
         if result is not None and out is not result:
             result = out if isinstance(out, list | tuple) else \
                 result.view(blocks.dtype).reshape(sum(blocks.taken), *blocks.tail)
-        request = ready.request
+        request = ready.call.request
         shown_call = replace(request, cut=request.cut._replace(digest=blocks.digest)).description
-        if not core.engine.cache_call(*cache_key, x, result, out, plan, core.seconds_of(ready.call), request.nbytes,
-                                      blocks.taken if is_list else None, *shown(shown_call)):
+        if not core.calls.engine.cache_call(
+                *cache_key, x, result, out, plan, core.calls.seconds_of(ready.call), request.nbytes,
+                blocks.taken if is_list else None, *shown(shown_call)):
             if len(self._lengths.joined) >= KEPT:  # counts of callers may change with every call
                 self._lengths.joined.clear()
             self._lengths.joined.add(cache_key)

@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpucoll.arrays import Prepared, RankInfo, block_shape, check_input, prepare_scatter
-from gpucoll.communicator.backends import Key
-from gpucoll.communicator.calls import CallOptions
-from gpucoll.communicator.core import Core, reports_refusals
-from gpucoll.communicator.gpu import on_side_stream
+from gpucoll.call.table import CallOptions, Key, reports_refusals
+from gpucoll.communicator.core import Core
 from gpucoll.communicator.metadata import Metadata, metadata_of
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import numpy_dtype
@@ -44,8 +42,8 @@ def scatter(core: Core, x: Any, out: Any, root: Any, options: CallOptions, cache
         core.life.refuse(error, Signature("scatter" if known else "", root=rank_info.root, **known))
         raise
     # The call descriptor replaces the message only if the executor shows it, and its text fits.
-    if made and made[0].call.executor.shows_calls is shows and len(made[0].request.description) < TEXT:
-        return core.begin(*made, options, cache_key, source, out)
+    if made and made[0].call.executor.shows_calls is shows and len(made[0].call.request.description) < TEXT:
+        return core.calls.begin(*made, options, cache_key, source, out)
     core.metadata.broadcast(core.rank, metadata, "scatter")
     # Without a key: each call needs the message.
     return _scatter_known(core, x, source, out, rank_info, options, metadata, ())
@@ -55,15 +53,15 @@ def scatter(core: Core, x: Any, out: Any, root: Any, options: CallOptions, cache
 def _scatter_known(core: Core, x: Any, source: Any, out: Any, rank_info: RankInfo, options: CallOptions,
                    metadata: Metadata, cache_key: Key) -> Any:
     made = _prepared(core, x, source, out, rank_info, options, metadata)
-    return core.begin(*made, options, cache_key, source, out)
+    return core.calls.begin(*made, options, cache_key, source, out)
 
 
 def _prepared(core: Core, x: Any, source: Any, out: Any, rank_info: RankInfo, options: CallOptions,
               metadata: Metadata) -> tuple[ReadyCall, Prepared]:
     space = core.metadata.space_of("scatter", metadata, x, out, options.stream)
     call = prepare_scatter(source, out, tuple(metadata["shape"]), numpy_dtype(metadata["dtype"]), rank_info, space)
-    call = on_side_stream(call) if options.async_op else call
-    return core.resolve(COLLECTIVES["scatter"], call, options, core.options.executor, root=rank_info.root), call
+    call = call._replace(space=call.space.on_side_stream()) if options.async_op else call
+    return core.calls.resolve(COLLECTIVES["scatter"], call, options, core.options.executor, root=rank_info.root), call
 
 
 def _shown_by(core: Core, rank_info: RankInfo, out: Any, options: CallOptions) -> Metadata | None:
@@ -77,7 +75,7 @@ def _shown_by(core: Core, rank_info: RankInfo, out: Any, options: CallOptions) -
 
     def shown() -> bool:
         nonlocal description
-        core.life.check_usable()
+        core.waits.check_usable()
         description = shows.next_call(rank_info.root)
         return description is not None
 

@@ -36,7 +36,7 @@ class SymmetricHeaps:
                 heap.close()
 
     def empty(self, name: str, shape: Any, dtype: Any, device: str | None) -> Any:
-        self._core.life.check_usable()
+        self._core.waits.check_usable()
         try:
             where = self._where(name, device)
             wanted: Metadata = {"shape": _lengths(name, shape), "dtype": row_of(dtype).name, "device": where}

@@ -33,8 +33,8 @@ class Piece(NamedTuple):
 class Collective(NamedTuple):
     """A row of the table.
 
-    `ragged` is set for the v-variants, with blocks of unequal length. The length of a block then depends on the source
-    rank, on the target rank, or on the pair of both.
+    `blocks` says whether the larger side has a block for every rank. `ragged` is set for the v-variants, with blocks of
+    unequal length. The length of a block then depends on the source rank, on the target rank, or on the pair of both.
     """
 
     name: str
@@ -44,11 +44,7 @@ class Collective(NamedTuple):
     rooted: bool
     busbw: str
     ragged: Literal["source", "target", "pair"] | None = None
-
-    @property
-    def blocks(self) -> bool:
-        """Whether the larger side has a block for every rank."""
-        return self.input.blocks or self.output.blocks
+    blocks: bool = False
 
     def result(self, rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
         """Return the content of chunk `index` of the output of `rank`; a block has `per_block` chunks."""
@@ -66,7 +62,7 @@ _ROOT, _ROOTS_BLOCKS, _NOWHERE = Side(where="root"), Side(blocks=True, where="ro
 _SHARE = "(P - 1) / P"
 
 COLLECTIVES: dict[str, Collective] = {
-    row.name: row
+    row.name: row._replace(blocks=row.input.blocks or row.output.blocks)
     for row in (
         Collective("all_reduce", _ARRAY, _ARRAY, True, False, "2 * (P - 1) / P"),
         Collective("reduce", _ARRAY, _ROOT, True, True, "1"),

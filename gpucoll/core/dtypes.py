@@ -63,6 +63,7 @@ CODES = {name: code for code, name in enumerate(DTYPES, 2)}
 # A sum in these dtypes may overflow although the mean is representable: see `gpucoll.arrays.scaled_mean`.
 SMALL_RANGE = ("float16", "float8_e4m3fn", "float8_e5m2")
 EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+ROWS = {numpy.dtype(name): row for name, row in DTYPES.items() if name not in EXTENDED}  # of NumPy's own dtypes
 
 
 @functools.lru_cache(maxsize=64)

@@ -4,15 +4,13 @@ A schedule describes the part of a single rank: an iterable of rounds, each a tu
 round reads everything before writing anything. Within a round a destination has at most one Copy or Recv. That step is
 listed before every RecvReduce or Reduce on the same destination, and these apply in listed order. The k-th Send from a
 to b matches the k-th receive of b from a.
-
-A layout cuts a buffer into chunks; uneven and empty chunks are allowed. The first ``elements % chunks`` chunks are 1
-element longer than the rest. The lengths of two chunks therefore never differ by more than 1 element.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 Buffer: TypeAlias = Literal["input", "output", "scratch"]
@@ -66,6 +64,7 @@ Round: TypeAlias = tuple[Step, ...]
 Rounds: TypeAlias = Iterator[Round]
 
 
+@dataclass(eq=False, repr=False)
 class Schedule:
     """The part of a single rank in a single collective; every iteration yields the rounds anew.
 
@@ -74,18 +73,16 @@ class Schedule:
     otherwise.
     """
 
-    def __init__(self, collective: str, algorithm: str, rank: int, size: int, chunks: int,
-                 rounds: Callable[[], Iterable[Round]], digest: str = "") -> None:
-        self.collective = collective
-        self.algorithm = algorithm
-        self.rank = rank
-        self.size = size
-        self.chunks = chunks
-        self.digest = digest
-        self._rounds = rounds
+    collective: str
+    algorithm: str
+    rank: int
+    size: int
+    chunks: int
+    rounds: Callable[[], Iterable[Round]]
+    digest: str = ""
 
     def __iter__(self) -> Rounds:
-        return iter(self._rounds())
+        return iter(self.rounds())
 
     def __repr__(self) -> str:
         return (f"<Schedule {self.collective}:{self.algorithm} rank={self.rank} size={self.size} "
@@ -232,64 +229,3 @@ def together(*parts: Iterable[Round]) -> Rounds:
     """Yield the k-th rounds of all `parts` merged into a single round; shorter parts end earlier."""
     for rounds in itertools.zip_longest(*parts, fillvalue=()):
         yield tuple(itertools.chain.from_iterable(rounds))
-
-
-def bound(elements: int, chunks: int, index: int) -> int:
-    """Return the first element of chunk `index`; ``bound(n, c, c) == n``.
-
-    >>> [bound(10, 4, i) for i in range(5)]
-    [0, 3, 6, 8, 10]
-    >>> [bound(2, 4, i) for i in range(5)]
-    [0, 1, 2, 2, 2]
-    """
-    length, longer = divmod(elements, chunks)
-    return index * length + min(index, longer)
-
-
-class Layout(NamedTuple):
-    """The cut of a buffer of equal blocks: every block of `elements` is cut into `chunks`, block after block.
-
-    A buffer of shape ``(size, *s)`` has a block for each rank. No chunk crosses the border between two blocks, and
-    chunk i of every block has the same length.
-
-    >>> layout = Layout(elements=5, chunks=2)
-    >>> [layout.span(first, 1) for first in range(6)]
-    [(0, 3), (3, 5), (5, 8), (8, 10), (10, 13), (13, 15)]
-    >>> layout.span(1, 3)
-    (3, 10)
-    """
-
-    elements: int
-    chunks: int
-
-    def start(self, chunk: int) -> int:
-        """Return the first element of `chunk`; chunks are numbered through all blocks."""
-        block, inside = divmod(chunk, self.chunks)
-        return block * self.elements + bound(self.elements, self.chunks, inside)
-
-    def span(self, first: int, count: int) -> tuple[int, int]:
-        """Return the half-open range of elements of `count` chunks from `first`."""
-        return self.start(first), self.start(first + count)
-
-
-class Ragged(NamedTuple):
-    """The cut of a buffer of blocks of unequal length: block i is a single chunk, `starts[i]` to `starts[i + 1]`.
-
-    >>> Ragged.of([2, 0, 3]).span(1, 2)
-    (2, 5)
-    """
-
-    starts: tuple[int, ...]
-
-    @classmethod
-    def of(cls, lengths: Iterable[int]) -> Ragged:
-        """Return the layout of consecutive blocks of these lengths."""
-        return cls((0, *itertools.accumulate(lengths)))
-
-    def start(self, chunk: int) -> int:
-        """Return the first element of `chunk`."""
-        return self.starts[chunk]
-
-    def span(self, first: int, count: int) -> tuple[int, int]:
-        """Return the half-open range of elements of `count` chunks from `first`."""
-        return self.starts[first], self.starts[first + count]

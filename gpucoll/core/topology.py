@@ -323,10 +323,11 @@ def group(size: int) -> int:
     return next(side for side in range(math.isqrt(size), 0, -1) if size % side == 0)
 
 
-def node_shape(size: int, nodes: Sequence[int] | None) -> tuple[int, int]:
+@functools.lru_cache(maxsize=256)
+def node_shape(size: int, nodes: tuple[int, ...] | None) -> tuple[int, int]:
     """Return the number of ranks in the largest node, and the number of nodes.
 
-    >>> node_shape(6, None), node_shape(3, [0, 1, 1])
+    >>> node_shape(6, None), node_shape(3, (0, 1, 1))
     ((2, 3), (2, 2))
     """
     if nodes is None:

@@ -80,11 +80,6 @@ class CallRequest:
                          self.shape, algorithm, op).encode()
 
     @property
-    def lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """The lengths in elements of the blocks of input and output, if blocks differ in length."""
-        return self.cut.lengths
-
-    @property
     def has_input(self) -> bool:
         """Whether this rank has an input."""
         return self.sizes[0] is not None
@@ -149,10 +144,6 @@ class ReadyCall(NamedTuple):
     call: Call
     source: Any
     target: Any
-
-    @property
-    def request(self) -> CallRequest:
-        return self.call.request
 
 
 class Refusal(NamedTuple):

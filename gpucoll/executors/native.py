@@ -15,9 +15,8 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from gpucoll.arrays import address
+from gpucoll.arrays import address, at
 from gpucoll.arrays.reductions import combiner
-from gpucoll.arrays.segments import at
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.core.ops import LOGICAL, Op
@@ -178,13 +177,13 @@ class _Collective:
     def __init__(self, executor: NativeExecutor, comm: MPI.Intracomm, request: CallRequest) -> None:
         name = CALLS[request.collective]
         self._wait, self._begin = getattr(comm, name), getattr(comm, f"I{name.lower()}")
-        self._executor, self._name, self._lengths = executor, request.collective, request.lengths
+        self._executor, self._name, self._lengths = executor, request.collective, request.cut.lengths
         row = COLLECTIVES[request.collective]
         self._row, self._dtype, self._is_in_place = row, request.dtype, request.in_place and row.name != "broadcast"
         self._sizes = request.sizes
         self._more: list[Any] = [_op(request)] if row.reduces else []
-        if row.reduces and request.lengths is not None:
-            self._more.insert(0, request.lengths[0])
+        if row.reduces and request.cut.lengths is not None:
+            self._more.insert(0, request.cut.lengths[0])
         self._more += [request.root] if row.rooted else []
         self._request: Any = None
 

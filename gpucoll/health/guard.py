@@ -72,6 +72,9 @@ class Guard:
             self._missed.clear()
             self._began = self._warned = began
             self._frozen = 0.0
+            if now < began + LOOK and not meets:  # most waits are over before the first look
+                self._looked = now
+                return
         elif self._looked and now > self._looked + FROZEN:
             self._frozen = now - self._looked
         self._looked = now

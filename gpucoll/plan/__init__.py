@@ -8,6 +8,9 @@ With `same_node`, as in the `shared` executor, the ranks of a node read each oth
 peer then moves no data: the sender's memory is a source of the result. A send to a same-node peer moves no data either:
 the step stands for the peer's read, and ends when the peer has read the span.
 
+A layout cuts a buffer into chunks; uneven and empty chunks are allowed. The first ``elements % chunks`` chunks are 1
+element longer than the rest. The lengths of two chunks therefore never differ by more than 1 element.
+
 This module only computes with spans, and never accesses the memory itself.
 """
 
@@ -21,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from gpucoll.core.collectives import COLLECTIVES
-from gpucoll.core.schedule import Copy, Layout, Ragged, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice
 
 # Rounds use the halves in turn, so that a round may begin while results of the round before still read the other half.
 HALVES = ("even", "odd")
@@ -78,11 +81,79 @@ Step: TypeAlias = Message | Reduction
 _Ends: TypeAlias = tuple[Iterator[Span], Iterator[int]]
 
 
+def bound(elements: int, chunks: int, index: int) -> int:
+    """Return the first element of chunk `index`; ``bound(n, c, c) == n``.
+
+    >>> [bound(10, 4, i) for i in range(5)]
+    [0, 3, 6, 8, 10]
+    >>> [bound(2, 4, i) for i in range(5)]
+    [0, 1, 2, 2, 2]
+    """
+    length, longer = divmod(elements, chunks)
+    return index * length + min(index, longer)
+
+
+class Layout(NamedTuple):
+    """The cut of a buffer of equal blocks: every block of `elements` is cut into `chunks`, block after block.
+
+    A buffer of shape ``(size, *s)`` has a block for each rank. No chunk crosses the border between two blocks, and
+    chunk i of every block has the same length.
+
+    >>> layout = Layout(elements=5, chunks=2)
+    >>> [layout.span(first, 1) for first in range(6)]
+    [(0, 3), (3, 5), (5, 8), (8, 10), (10, 13), (13, 15)]
+    >>> layout.span(1, 3)
+    (3, 10)
+    """
+
+    elements: int
+    chunks: int
+
+    def start(self, chunk: int) -> int:
+        """Return the first element of `chunk`; chunks are numbered through all blocks."""
+        block, inside = divmod(chunk, self.chunks)
+        return block * self.elements + bound(self.elements, self.chunks, inside)
+
+    def span(self, first: int, count: int) -> tuple[int, int]:
+        """Return the half-open range of elements of `count` chunks from `first`."""
+        return self.start(first), self.start(first + count)
+
+
+class Ragged(NamedTuple):
+    """The cut of a buffer of blocks of unequal length: block i is a single chunk, `starts[i]` to `starts[i + 1]`.
+
+    >>> Ragged.of([2, 0, 3]).span(1, 2)
+    (2, 5)
+    """
+
+    starts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lengths: Iterable[int]) -> Ragged:
+        """Return the layout of consecutive blocks of these lengths."""
+        return cls((0, *itertools.accumulate(lengths)))
+
+    def start(self, chunk: int) -> int:
+        """Return the first element of `chunk`."""
+        return self.starts[chunk]
+
+    def span(self, first: int, count: int) -> tuple[int, int]:
+        """Return the half-open range of elements of `count` chunks from `first`."""
+        return self.starts[first], self.starts[first + count]
+
+
 class Layouts(NamedTuple):
     """The cuts of the buffers into chunks. Scratch is cut like `input`; schedules of unlike blocks use no scratch."""
 
     input: Layout | Ragged
     output: Layout | Ragged
+
+    @classmethod
+    def of(cls, elements: int, lengths: tuple[tuple[int, ...], tuple[int, ...]] | None, per_block: int) -> Layouts:
+        """Return the layouts for `per_block` chunks in a block of `elements`, or for blocks of unequal `lengths`."""
+        if lengths is None:
+            return cls(*(Layout(elements, per_block),) * 2)
+        return cls(Ragged.of(lengths[0]), Ragged.of(lengths[1]))
 
     def span(self, part: Slice) -> tuple[int, int]:
         """Return the first element of `part` and the element after its last."""
@@ -115,7 +186,7 @@ class Plan:
         is_block = row.output.blocks and not row.input.blocks
         first = schedule.rank * (schedule.chunks // schedule.size) if is_block else 0
         # Input and output may stay one memory only if no round needs input that is gone.
-        self.copy_input = in_place and _reads_overwritten(schedule, first)
+        self.copy_input = in_place and _reads_overwritten(schedule.rounds(), first)
         self._alias = first if in_place and not self.copy_input else None  # the output's chunk where the input begins
         self._made_of = schedule, same_node, alignment
 
@@ -128,7 +199,8 @@ class Plan:
     @functools.cached_property
     def shares_input(self) -> bool:
         """Whether the schedule sends some chunk of the input to more than one rank."""
-        sent = collections.Counter(chunk for steps in self._made_of[0] for step in steps
+        # Only sends count: a rank's own copies and reductions read the input at no cost to others.
+        sent = collections.Counter(chunk for steps in self._made_of[0].rounds() for step in steps
                                    if isinstance(step, Send) and step.src.buffer == "input"
                                    for chunk in range(step.src.first, step.src.first + step.src.count))
         return max(sent.values(), default=0) > 1
@@ -150,11 +222,11 @@ class Plan:
     @functools.cached_property
     def _resolved(self) -> tuple[tuple[tuple[Step, ...], ...], dict[str, int]]:
         schedule, same_node, alignment = self._made_of
-        rounds, ends = list(schedule), None
+        rounds, ends = list(schedule.rounds()), None
         if same_node and self.schedules:
             # Only the schedules of same-node partners are needed; other ranks' schedules would cost time and memory.
             peers = {step.peer for steps in rounds for step in steps if not isinstance(step, Copy | Reduce)}
-            ends = {peer: _ends(peer, schedule.rank, self.schedules(peer))
+            ends = {peer: _ends(peer, schedule.rank, self.schedules(peer).rounds())
                     for peer in sorted(peers.intersection(same_node))}
             ends = ends or None
         resolver = _Resolver(self.layouts, self.real, ends, alignment)

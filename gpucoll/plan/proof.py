@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from gpucoll.core.collectives import COLLECTIVES, Collective
-from gpucoll.core.schedule import Layout, Ragged, Schedule, Slice
-from gpucoll.plan import HALVES, PEER, Layouts, Message, Plan, Span, Step
+from gpucoll.core.schedule import Schedule, Slice
+from gpucoll.plan import HALVES, PEER, Layout, Layouts, Message, Plan, Ragged, Span, Step
 from gpucoll.verify.symbolic import DIGIT, ScheduleError
 
 Content: TypeAlias = tuple[int, int] | None  # element of the inputs, contributions; None before any write

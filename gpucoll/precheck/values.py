@@ -20,10 +20,10 @@ def compute(calls: Sequence[ReadyCall]) -> None:
     Above MOST_BYTES no result is computed: a result apart from the input is zero up to MOST_ZEROS bytes, any other
     array keeps its values.
     """
-    first, row = calls[0].request, COLLECTIVES[calls[0].request.collective]
+    first, row = calls[0].call.request, COLLECTIVES[calls[0].call.request.collective]
     if first.nbytes * len(calls) > MOST_BYTES:
         for call in calls:
-            if call.target is not None and not call.request.in_place and row.name != "broadcast" \
+            if call.target is not None and not call.call.request.in_place and row.name != "broadcast" \
                     and call.target.nbytes <= MOST_ZEROS:
                 call.target[...] = 0
     elif row.reduces:
@@ -36,7 +36,8 @@ def _move(calls: Sequence[ReadyCall], *, blocks: bool, source: int | None) -> No
     """Carry out a call that moves data, from rank `source` or from all ranks."""
     givers = calls if source is None else [calls[source]]
     copies = [numpy.array(call.source) for call in givers]  # input and result may be the same memory
-    rows = [_blocks(call.request, row, len(calls)) for call, row in zip(givers, copies, strict=True)] if blocks else []
+    rows = [_blocks(ready.call.request, row, len(calls)) for ready, row in zip(givers, copies, strict=True)] \
+        if blocks else []
     everything = None if blocks else numpy.concatenate(copies)
     for rank, call in enumerate(calls):
         if call.target is not None:
@@ -45,12 +46,12 @@ def _move(calls: Sequence[ReadyCall], *, blocks: bool, source: int | None) -> No
 
 def _blocks(request: CallRequest, row: Array, ranks: int) -> list[Array]:
     """Return the blocks of a row for each rank, as views."""
-    return numpy.split(row, ranks if request.lengths is None else numpy.cumsum(request.lengths[0])[:-1])
+    return numpy.split(row, ranks if request.cut.lengths is None else numpy.cumsum(request.cut.lengths[0])[:-1])
 
 
 def _reduce(name: str, calls: Sequence[ReadyCall], *, blocks: bool) -> None:
     """Carry out a reduction: in rank order, as `combiner` rounds."""
-    request, inputs, ranks = calls[0].request, [call.source for call in calls], len(calls)
+    request, inputs, ranks = calls[0].call.request, [call.source for call in calls], len(calls)
     results: Sequence[Array | None]
     if name in ("scan", "exscan"):
         results = [_total(request, inputs[:rank + (name == "scan")]) for rank in range(ranks)]

@@ -78,16 +78,6 @@ def in_thread(run: Callable[[Operation, str], None], call: Callable[[], T], name
     return cast("T", found)
 
 
-class Lasting:
-    """Whether the call under way of `engine` has ended; `patient` waits a short time, for a thread that waits alone."""
-
-    def __init__(self, engine: Any) -> None:
-        self._look, self.patient = engine.go_on, engine.ends
-
-    def __call__(self) -> bool:
-        return bool(self._look())
-
-
 class ProbeResult(NamedTuple):
     """A message that could be received now: sender, tag and length."""
 

@@ -14,7 +14,16 @@ import time
 from collections.abc import Callable, MutableSequence, Sequence, Sized
 from typing import Any
 
-from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RevokedError, UsageError, is_known, is_settled
+from gpucoll.errors import (
+    BackendError,
+    ClosedError,
+    CollectiveTimeout,
+    GpucollError,
+    RevokedError,
+    UsageError,
+    is_known,
+    is_settled,
+)
 from gpucoll.progress.deadlines import limited
 from gpucoll.progress.operations import (
     Operation,
@@ -79,6 +88,11 @@ class Progress:
         # Returns the cause of an error of the transport or of another rank, if more is known than the error says.
         self.explain: Callable[[BaseException], GpucollError | None] = lambda error: None
         self.message_wait = MessageWait()
+        # Returns the error of all calls, once the communicator was closed, or in a fork's child.
+        self.ended: Callable[[], GpucollError] | None = None
+        # Of a link: called before each call, or None; whether MPI has ended.
+        self.enter: Callable[[], None] | None = None
+        self.has_ended: Callable[[], bool] = lambda: False
         self.is_busy: Callable[[], bool] = lambda: False  # whether a call that bypasses `run` is in progress
         # Entered around operations, to restore thread state changed by an operation, such as the current GPU.
         self.context: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -265,6 +279,17 @@ class Progress:
         `ends` are the messages between two ranks that the operation has waited for: their partners are to blame.
         """
         return timed_out(name, self.timeout, [end for end in ends if end.is_left()], self.blame, self.describe)
+
+    def check_usable(self) -> None:
+        """Raise UsageError in a fork's child, ClosedError after the end, and RevokedError after a failure."""
+        if self.enter is not None:
+            self.enter()
+        if self.ended is not None:
+            raise self.ended()
+        if self.has_ended():
+            raise ClosedError("MPI has been finalized, so no call is possible; do not finalize MPI before the end of "
+                              "the process, or close communicators first")
+        self.check()
 
     def check(self) -> None:
         """Raise RevokedError after a failure: messages of the failed call may still be under way.

@@ -22,8 +22,7 @@ from ray.util.collective.backend_registry import register_collective_backend
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from ray.util.collective.types import ReduceOp
 
-from gpucoll.arrays import address, as_array, module_of
-from gpucoll.arrays.segments import at
+from gpucoll.arrays import address, as_array, at, module_of
 from gpucoll.communicator import Communicator, new_world
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
 from gpucoll.internal import current_stream, refusing

@@ -6,7 +6,7 @@
     explanation  the candidates, the choice and the reason, for people and scripts
 """
 
+from gpucoll.algorithms import segments
 from gpucoll.tuner.choice import Choice, Tuner, rules
-from gpucoll.tuner.model import segments
 from gpucoll.tuner.table import Table, built_in
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpucoll.simulator import Prediction, Topology
-from gpucoll.tuner.model import MEASURED_TIE, TIE, Candidate, ranked, ways
+from gpucoll.tuner.choice import MEASURED_TIE, TIE, Candidate, ranked, ways
 
 Row = dict[str, Any]
 PARTS = ("latency", "bandwidth", "reduction")

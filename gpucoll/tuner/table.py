@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import math
 import os
 import platform
 import socket
@@ -81,12 +80,6 @@ class Table(NamedTuple):
     source: str
     host: dict[str, Any]
     shapes: tuple[Shape, ...]
-
-    def nearest(self, ranks: int, nodes: int, device: str) -> Shape | None:
-        """Return the most similar shape of this device: first by one node or several, then by the number of ranks."""
-        alike = [shape for shape in self.shapes if shape.device == device]
-        return min(alike, key=lambda shape: (min(shape.nodes, 2) != min(nodes, 2),
-                                             abs(math.log2(shape.ranks / ranks)), shape.nodes != nodes), default=None)
 
     def merged(self, shape: Shape) -> Table:
         """Return the table with `shape` in place of the old shape with the same ranks, nodes and device.

@@ -9,7 +9,7 @@ import numpy
 
 from gpucoll.algorithms import find, registry
 from gpucoll.arrays import Cut
-from gpucoll.communicator.backends import make_plan
+from gpucoll.call.compile import make_plan
 from gpucoll.core import dtypes
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.ops import OPS

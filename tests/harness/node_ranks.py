@@ -4,7 +4,7 @@ import functools
 from unittest import mock
 
 import gpucoll as gc
-from gpucoll.arrays.segments import at
+from gpucoll.arrays import at
 from gpucoll.communicator.links import MpiLink
 from harness.pace import seconds
 

@@ -12,7 +12,8 @@ def stand_at(comm, number):
 
     The number of the last call is found in the engine's memory by what calls change there.
     """
-    executor = next(one for one in comm._core.host.executors if getattr(one, "engine", 0) is comm._core.host_engine())
+    own = comm._core.calls.host_engine()
+    executor = next(one for one in comm._core.host.executors if getattr(one, "engine", 0) is own)
     engine, words = executor.engine, executor.node_ranks.words[comm.rank]
     memory = (ctypes.c_uint64 * (type(engine).__basicsize__ // 8)).from_address(id(engine))
     row, found = numpy.frombuffer(memory, numpy.uint64), True

@@ -24,7 +24,7 @@ def values(rank, turn, count=COUNT):
 
 def is_eager(comm):
     """Return whether the last call was eager on any rank. (`call_count` is the number of the last call.)"""
-    return any(comm._core.engine.is_eager(rank, comm._core.engine.call_count) for rank in range(comm.size))
+    return any(comm._core.calls.engine.is_eager(rank, comm._core.calls.engine.call_count) for rank in range(comm.size))
 
 
 def broadcast(comm, turn):

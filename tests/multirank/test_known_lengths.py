@@ -59,17 +59,17 @@ def steady_lengths(comm):
                       for shift in (0, 1))
     for name in (*NAMES, *BY_COUNTS):
         for turn in range(4):
-            before = comm._core.host_engine().call_count
+            before = comm._core.calls.host_engine().call_count
             call(comm, name, lengths, turn)
-        assert comm._core.host_engine().call_count == before + 1, name
+        assert comm._core.calls.host_engine().call_count == before + 1, name
         for turn in range(3):
             call(comm, name, other, turn)
             call(comm, name, lengths, turn)
-    before = comm._core.host_engine().call_count
+    before = comm._core.calls.host_engine().call_count
     for turn in range(STEADY):
         for name in NAMES:
             call(comm, name, lengths, turn)
-    after = comm._core.host_engine().call_count
+    after = comm._core.calls.host_engine().call_count
     # At most MOST_EXCHANGES for each name, then none.
     assert STEADY * len(NAMES) <= after - before <= (STEADY + 70) * len(NAMES)
 
@@ -102,11 +102,11 @@ def exchanges_in_a_row(comm):
 @on_shared
 def rare_attempts(comm):
     """Lengths that change in each call are seldom taken from earlier calls: a call given up costs more."""
-    turns, before = 200, comm._core.host_engine().call_count
+    turns, before = 200, comm._core.calls.host_engine().call_count
     for turn in range(turns):
         call(comm, "all_gather_v", [*[[3]] * (comm.size - 1), [turn]], turn)
     # Two calls of the engine in each, and one more where the call was given up.
-    assert comm._core.host_engine().call_count - before <= 2 * turns + 12
+    assert comm._core.calls.host_engine().call_count - before <= 2 * turns + 12
 
 
 def into_list(comm, name, lengths, turn, **options):
@@ -238,7 +238,7 @@ def known_tables_mixed(comm):
 def counts_of_callers(comm):
     """Lengths given by the callers are never exchanged; the ranks compare them before data move."""
     rank, size = comm.rank, comm.size
-    engine = comm._core.host_engine()
+    engine = comm._core.calls.host_engine()
     for turn in range(6):
         lengths = [[(one + turn) % 4 + other % 2 for other in range(size)] for one in range(size)]
         for name in BY_COUNTS:

@@ -32,9 +32,9 @@ def scattered(comm):
         assert oracle.same_bits(numpy.asarray(found), everything[comm.rank]), turn
     x = numpy.arange(comm.size * 4).reshape(comm.size, 4)
     for turn in range(4):
-        before = comm._core.engine.call_count
+        before = comm._core.calls.engine.call_count
         assert (comm.scatter(x + turn if comm.rank == 0 else None) == x[comm.rank] + turn).all()
-    assert comm._core.engine.call_count == before + 1
+    assert comm._core.calls.engine.call_count == before + 1
     for out in (numpy.empty(5, x.dtype), numpy.empty((2, 2), x.dtype), numpy.empty(4, "f4")):
         with pytest.raises((gc.ArgumentError, gc.DtypeError)):
             comm.scatter(x if comm.rank == 0 else None, out)

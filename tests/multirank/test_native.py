@@ -186,7 +186,7 @@ with gc.init(timeout=60) as world, gc.Communicator.from_mpi(world.mpi, timeout=f
     x, out = numpy.ones(8 << 20), numpy.zeros(8 << 20)
     for turn in range(4):
         if (comm.rank, turn) == (1, 3):
-            threading.Thread(target=stop, args=(comm._core.engine.calling,), daemon=True).start()
+            threading.Thread(target=stop, args=(comm._core.calls.engine.calling,), daemon=True).start()
         comm.all_reduce(x, out=out, algorithm="native")
 """
 

@@ -103,7 +103,7 @@ for executor in ("shared", "mpi", None) if sys.argv[2] == "with" else ("mpi", No
     with gpucoll.init(executor=executor) as comm:
         for _ in range(3):
             assert (comm.all_reduce(numpy.full(1000, comm.rank + 1.0)) == 3).all()
-        assert (comm._core.engine is not None) == (sys.argv[2] == "with")
+        assert (comm._core.calls.engine is not None) == (sys.argv[2] == "with")
 assert (library() is not None) == (sys.argv[2] == "with")
 """
 

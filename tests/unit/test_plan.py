@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import pytest
 
 from gpucoll.algorithms import algorithms, schedule, schedules
+from gpucoll.arrays import Cut
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES
-from gpucoll.core.schedule import Copy, Layout, Recv, RecvReduce, Schedule, Send, Slice
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Schedule, Send, Slice
 from gpucoll.executors.engine.instructions import Writer
 from gpucoll.executors.engine.tables import CALL, PUBLISH, WAIT
-from gpucoll.plan import PEER, Layouts, Message, Plan, Reduction, Span, proof
+from gpucoll.plan import PEER, Layout, Layouts, Message, Plan, Reduction, Span, proof
 from gpucoll.plan.proof import prove_plans
 from gpucoll.verify.symbolic import ScheduleError
 from harness.grids import generator, naming
@@ -23,7 +24,7 @@ ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None 
 CASES = [(*case, size, segments, elements) for case in ALIKE for size, segments, elements in
          ((1, 1, 7), (2, 1, 64), (2, 3, 64), (3, 2, 50), (4, 4, 640), (5, 3, 11), (8, 2, 0))]
 
-TASK = SimpleNamespace(collective="", dtype=DTYPES["float32"], op=None, lengths=None, in_place=False)
+TASK = SimpleNamespace(collective="", dtype=DTYPES["float32"], op=None, cut=Cut(0), in_place=False)
 
 
 def plans(collective, algorithm, size, segments, elements, in_place=False, nodes=0):

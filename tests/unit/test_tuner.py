@@ -12,9 +12,10 @@ from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 from gpucoll.simulator import Level, Topology, simulate
-from gpucoll.tuner import Tuner, built_in, model, rules, segments
+from gpucoll.tuner import Tuner, built_in, rules, segments
+from gpucoll.tuner import choice as chosen
 from gpucoll.tuner import table as tables
-from gpucoll.tuner.model import TIE, Candidate, ranked, ways
+from gpucoll.tuner.choice import TIE, Candidate, ranked, ways
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_json, parse
 from harness.refusals import refused
 from harness.sources import ROOT
@@ -100,8 +101,8 @@ def test_the_formulas_on_several_nodes_agree_with_the_simulator(monkeypatch):
     for collective, name, nbytes in itertools.product(
             ("all_reduce", "all_gather", "reduce_scatter"), ("hierarchical", "ring", "circulant"), (8, 65536, 1 << 20)):
         rows = []
-        for most in (model.SIMULATED, 0):
-            monkeypatch.setattr(model, "SIMULATED", most)
+        for most in (chosen.SIMULATED, 0):
+            monkeypatch.setattr(chosen, "SIMULATED", most)
             rows.append(Tuner(nodes, built_in()).candidates(collective, nbytes, ("mpi",), algorithm=name))
         assert rows[0][0].seconds == pytest.approx(rows[1][0].seconds, rel=0.02), (collective, nbytes, name)
         monkeypatch.undo()

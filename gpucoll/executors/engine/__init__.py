@@ -21,14 +21,15 @@ buffer. Scratch is always in mapped memory.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpucoll.arrays import address
-from gpucoll.arrays.segments import Slab, at
+from gpucoll.arrays import address, at
+from gpucoll.arrays.segments import Slab
 from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.device.messages import receiver
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RankFailedError, is_settled
@@ -39,7 +40,7 @@ from gpucoll.executors.engine.failures import ASTRAY, DOWN, EXPIRED, EXPIRED_FOR
 from gpucoll.executors.engine.neighbours import SMALL, NodeRanks
 from gpucoll.executors.engine.plans import EngineCall, Plans
 from gpucoll.executors.engine.tables import ALL, COUNTER, FAILURE, OFF, PEERS, ROUNDS, TEXT
-from gpucoll.progress.operations import Lasting, Operation, ProbeResult, keep_for_ever
+from gpucoll.progress.operations import Operation, ProbeResult, keep_for_ever
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, ENGINE_CALLS, ENGINE_TAGS, MAX_MESSAGE, tag_of_call
@@ -140,6 +141,9 @@ class EngineExecutor(Executor):
                 spins=has_core, crowd=-(-threads // cores), copies=node_ranks.copies, first=node_ranks.first,
                 workspace_bytes=SMALL, boxes=node_ranks.boxes, heads=heads, keys=keys, processes=processes)
             self._record()
+            # Whether the call under way has ended; `patient` waits a short time, for a thread that waits alone.
+            self._has_ended = functools.partial(self.engine.go_on)
+            self._has_ended.patient = self.engine.ends  # type: ignore[attr-defined] # partial objects take attributes
             self._messages = Messages(self._begin, self._has_come, self._go_on)
             self.plans = Plans(node_ranks, self.engine, self._messages, self._comparing)
             if self._has_wire:
@@ -374,7 +378,7 @@ class EngineExecutor(Executor):
             made = plan()
             self.engine.begin(made, x, out)
             if not self.engine.go_on():
-                yield Lasting(self.engine)
+                yield self._has_ended
         except BaseException as error:
             if is_settled(error):
                 raise

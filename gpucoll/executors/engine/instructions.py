@@ -34,9 +34,8 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays import HOST
+from gpucoll.arrays import HOST, at
 from gpucoll.arrays.reductions import combiner
-from gpucoll.arrays.segments import at
 from gpucoll.core.dtypes import Dtype, numpy_dtype
 from gpucoll.core.ops import Op
 from gpucoll.executors import CallRequest
@@ -49,6 +48,7 @@ from gpucoll.executors.engine.tables import (
     END,
     GIVEN,
     INPUT,
+    OP_NAMES,
     OPEN,
     OUTPUT,
     PRIVATE,
@@ -59,7 +59,6 @@ from gpucoll.executors.engine.tables import (
     SEND,
     TAKE,
     WAIT,
-    is_known,
 )
 from gpucoll.plan import HALVES, PEER, Message, Plan, Reduction, Span
 
@@ -67,6 +66,11 @@ CALLERS = (OUTPUT, RESULT)  # buffers that may be the caller's array; no instruc
 Part = tuple[int, int, int]  # rank, buffer, offset in bytes (or a block's number, where blocks differ in length)
 # Opcode, peer, counter (of a CALL the number of the function), destination, bytes, sources, copies.
 Row = tuple[int, int, int, Part | None, int, tuple[Part, ...], tuple[Part, ...]]
+
+
+def is_known(op: Op) -> bool:
+    """Return whether the engine itself combines by `op`; by all other ops it lets NumPy combine."""
+    return op.factor is not None or op.name in OP_NAMES
 
 
 class Writer:
@@ -136,7 +140,7 @@ class Writer:
         """Send short first data with the greetings, and note the receives that take data from greetings."""
         plan, wire = self._plan, self._messages.wire
         # Blocks of different lengths: this rank does not know how long the messages of others are.
-        if wire is None or plan.schedules is None or self._request.lengths is not None:
+        if wire is None or plan.schedules is None or self._request.cut.lengths is not None:
             return
         messages = [step for steps in plan.rounds for step in steps if isinstance(step, Message) and step.there is None]
         peers = {step.peer for step in messages}.intersection(wire.partners)
@@ -288,7 +292,7 @@ class Writer:
         # If blocks differ in length, this rank does not know the peer's offsets. The part then holds the block's
         # number, and the engine looks up the start that the peer shows.
         part = span.like
-        first = part.first if self._request.lengths is not None else self._plan.layouts.span(part)[0] * self._width
+        first = part.first if self._request.cut.lengths is not None else self._plan.layouts.span(part)[0] * self._width
         return span.start, BUFFERS.index(part.buffer), first
 
 

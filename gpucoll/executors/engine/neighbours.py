@@ -50,6 +50,7 @@ class NodeRanks:
         self.first = head_bytes(self.size)  # the place of the workspaces
         # The place of the mailboxes. Each workspace has a spare page: the engine shifts the starts (see `Node.offset`).
         self.boxes = self.first + 2 * len(BUFFERS) * (SMALL + PAGE)
+        self._held = [0] * len(BUFFERS)  # the reserved bytes of the workspaces
         self._refused = 0  # the error number if the system gives this rank no memory
         try:
             self._segment = Segment(self.boxes + self.size * box, shared=len(self.all) > 1)
@@ -57,10 +58,12 @@ class NodeRanks:
             if is_strict():
                 self._segment.reserve(0, self.first)
                 self._segment.reserve(self.boxes, self._segment.nbytes)
+            # Calls of at most a page then ask for no more.
+            for buffer in range(len(BUFFERS)):
+                self.reserve(buffer, PAGE)
         # Do not raise here, while the other ranks wait for this rank: `meet` raises on all ranks.
         except OSError as error:
             self._segment, self._refused = Segment(self.first, shared=False), error.errno or errno.ENOMEM
-        self._held = [0] * len(BUFFERS)  # the reserved bytes of the workspaces
         self.keys = {self.rank: self._segment.key}
         self.controls = {self.rank: self._segment.row}
         self.words = {self.rank: _words(self._segment.row)}

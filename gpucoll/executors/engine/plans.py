@@ -14,9 +14,9 @@ from gpucoll.core.ops import EXACT_NAMES, LOGICAL
 from gpucoll.core.signature import is_refusal
 from gpucoll.executors import Call, Called, CallRequest, call_site, fingerprint, shortened
 from gpucoll.executors.engine.between_nodes import Messages
-from gpucoll.executors.engine.instructions import Row, Writer
+from gpucoll.executors.engine.instructions import Row, Writer, is_known
 from gpucoll.executors.engine.neighbours import BUFFERS, SMALL, TINY, NodeRanks
-from gpucoll.executors.engine.tables import AGREE, CALL, GIVEN, INPUT, OP_NAMES, RESULT, TEXT, PlanFlag, is_known
+from gpucoll.executors.engine.tables import AGREE, CALL, GIVEN, INPUT, OP_NAMES, PAGE, RESULT, TEXT, PlanFlag
 from gpucoll.plan import Plan
 from gpucoll.progress.operations import Operation
 
@@ -78,7 +78,7 @@ class Plans:
         sizes = [*_bytes(request), by_node.workspace["scratch"] * request.dtype.itemsize]
         # Scratch always needs staging memory; input and output need it if peers cannot read the arrays in place.
         for buffer, wanted in enumerate((copies or not node_ranks.copies, not node_ranks.copies, True)):
-            if small:
+            if small and sizes[buffer] > PAGE:  # the first page is reserved from the start
                 node_ranks.reserve(buffer, min(sizes[buffer], SMALL))
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._stage(buffer, sizes[buffer])
@@ -86,14 +86,14 @@ class Plans:
         instructions = (*(writer.fused() if one_pass else writer.rows()),)
         readers = [(BUFFERS.index(name), peer, counter) for (name, peer), counter in writer.readers.items()]
         readers += [(INPUT, peer, 0) for peer in self._readers_of_call(request)]
-        starts = () if request.lengths is None else tuple(
+        starts = () if request.cut.lengths is None else tuple(
             start for layout in plan.layouts for start in _padded(layout, node_ranks.size + 1))
         # With buffers in control segments, peers compute the places of buffers without looking at descriptors: the
         # choice must be equal on all ranks. The size of scratch may differ, and the engine refuses a plan with too much
         # scratch for a workspace. Eager plans need this form. In an exchange of lengths all ranks meet: another rank
         # may have taken lengths from an earlier call.
         header = COLLECTIVES.get(request.header)
-        in_control = small and request.nbytes <= TINY and request.lengths is None \
+        in_control = small and request.nbytes <= TINY and request.cut.lengths is None \
             and len(node_ranks.all) == node_ranks.size and (header is None or header.ragged is None)
         flags = self._flags(request)
         flags |= in_control * PlanFlag.IN_CONTROL | small * PlanFlag.OWN_IN_CONTROL | copies * PlanFlag.COPIES_INPUT

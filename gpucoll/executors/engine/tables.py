@@ -10,7 +10,7 @@ import enum
 from collections.abc import Iterable, Mapping
 
 from gpucoll.core.dtypes import CODES, DTYPES, Dtype
-from gpucoll.core.ops import EXACT, OPS, Op
+from gpucoll.core.ops import EXACT, OPS
 from gpucoll.executors import IN_PLACE, WAITS
 
 OPCODES = ("WAIT", "PUBLISH", "REDUCE", "CALL", "SEND", "RECEIVE", "END", "OPEN", "TAKE", "AGREE")
@@ -50,11 +50,6 @@ class PlanFlag(enum.IntFlag):
     ANNOUNCED = enum.auto()  # the other ranks learn of the call from the root's descriptor
     ONLY_COMPARES = enum.auto()  # another executor moves the data and records the call
     DEFERRED = enum.auto()  # compared only when the next call begins
-
-
-def is_known(op: Op) -> bool:
-    """Return whether the engine itself combines by `op`; by all other ops it lets NumPy combine."""
-    return op.factor is not None or op.name in OP_NAMES
 
 
 _KINDS = "biufc"  # kinds of NumPy's own dtypes

@@ -65,7 +65,7 @@ class Graphs:
 
     def serve(self, request: CallRequest, stream: Stream) -> Any:
         """Count the call; return its name for a replay, equal on every rank, or None."""
-        if not 0 < request.nbytes <= LIMIT or request.lengths is not None or stream.is_capturing():
+        if not 0 < request.nbytes <= LIMIT or request.cut.lengths is not None or stream.is_capturing():
             return None
         signature = _signature(request)
         if signature in self._chosen:

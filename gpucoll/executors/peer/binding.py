@@ -12,7 +12,6 @@ import numpy
 from gpucoll.algorithms import find
 from gpucoll.arrays import address
 from gpucoll.core.ops import EXACT_NAMES
-from gpucoll.core.schedule import Ragged
 from gpucoll.device import Device, Stream
 from gpucoll.device.launch import WORD, Arguments
 from gpucoll.device.peer import GROUP_WORDS, NOWHERE, ROW, Places
@@ -22,7 +21,7 @@ from gpucoll.executors import CallRequest
 from gpucoll.executors.peer.handshake import Handshake
 from gpucoll.executors.peer.memory import SymmetricMemory
 from gpucoll.executors.peer.step_tables import Program, check, everyone, program, tables
-from gpucoll.plan import Plan
+from gpucoll.plan import Plan, Ragged
 
 KEPT = 256  # addresses of one call
 # Bytes of a message for one block. Small calls are bound by latency, and a GPU has many SMs, so a block gets little.

@@ -17,10 +17,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy
 
-from gpucoll.core.schedule import Ragged
 from gpucoll.device.launch import WORD
 from gpucoll.device.peer import LANE, PART, ROUND, WRITE
-from gpucoll.plan import HALVES, Layouts, Message, Plan, Reduction, Span
+from gpucoll.plan import HALVES, Layouts, Message, Plan, Ragged, Reduction, Span
 from gpucoll.plan import Step as Planned
 from gpucoll.verify.symbolic import ScheduleError
 

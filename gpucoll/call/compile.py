@@ -1,22 +1,19 @@
-"""The executors of a communicator: a backend for host arrays; `gpu` has one for each device."""
+"""The executors of host arrays, and the way from a request to a compiled call: executor, algorithm, plan."""
 
 from __future__ import annotations
 
 import functools
 import time
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpucoll.algorithms import schedule
 from gpucoll.arrays import Array, address
 from gpucoll.arrays.segments import Heap, Slab, reserved
-from gpucoll.communicator.transports import Transport
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Schedule
 from gpucoll.core.signature import LastCall, is_refusal
-from gpucoll.device.streams import Output
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Call, CallRequest, Executor, Refusal
 from gpucoll.executors.engine.failures import culprit_of, show_failure
@@ -33,17 +30,29 @@ from gpucoll.transport.control import exchange
 from gpucoll.tuner import Choice, Tuner
 
 if TYPE_CHECKING:
-    from gpucoll.communicator.gpu import Gpu
+    from gpucoll.communicator.transports import Transport
     from gpucoll.executors.engine import EngineExecutor
     from gpucoll.executors.native import NativeExecutor
 
 NATIVE = "native"
 HYBRID = "hybrid"
 MOST_CONNECTED = 256  # ranks of a job whose processes are all connected from the start
-Key = tuple[Any, ...]
 
 
-def able(backend: HostBackend | Gpu, request: CallRequest, allowed: str | None) -> tuple[str, ...]:
+class Backend(Protocol):
+    """The executors for one kind of memory, the host's or a GPU's."""
+
+    @property
+    def executors(self) -> Sequence[Executor]:
+        """All executors, in the order of precedence."""
+
+    reports_calls: bool  # whether every call gets its comparison and its reports by `observed`
+
+    def observed(self, call: Call) -> Call:
+        """Return `call` with its comparison and its reports to observers."""
+
+
+def able(backend: Backend, request: CallRequest, allowed: str | None) -> tuple[str, ...]:
     """Return the names of executors able to serve `request`, whose algorithm may be "auto".
 
     `allowed` is the user's choice. Raises ArgumentError if there is no executor. With "auto" the emulated device avoids
@@ -78,7 +87,7 @@ def _refused(request: CallRequest, there: list[Executor], allowed: str | None) -
                          f"{names}, but this communicator has executor={allowed!r}", code="GC-EXECUTOR")
 
 
-def compile_request(backend: HostBackend | Gpu, request: CallRequest, tuner: Tuner, place: RankTopology,
+def compile_request(backend: Backend, request: CallRequest, tuner: Tuner, place: RankTopology,
                     allowed: str | None) -> Call:
     """Choose algorithm and executor for `request`, and return the compiled call.
 
@@ -98,7 +107,7 @@ def compile_request(backend: HostBackend | Gpu, request: CallRequest, tuner: Tun
     if isinstance(call, Refusal):
         raise ArgumentError(f"{request.collective}: executor {choice.executor} cannot run this call: {call.reason}",
                             code="GC-ALGO")
-    return backend.observed(call)
+    return backend.observed(call) if backend.reports_calls or not call.executor.on_engine else call
 
 
 def make_plan(request: CallRequest, choice: Choice, place: RankTopology) -> Plan:
@@ -111,7 +120,8 @@ def make_plan(request: CallRequest, choice: Choice, place: RankTopology) -> Plan
 
     rounds = of(place.rank)
     per_block = rounds.chunks // place.size if COLLECTIVES[collective].blocks else rounds.chunks
-    return Plan(rounds, Layouts(*request.cut.layouts(per_block)), in_place=request.in_place, schedules=of)
+    layouts = Layouts.of(request.cut.elements, request.cut.lengths, per_block)
+    return Plan(rounds, layouts, in_place=request.in_place, schedules=of)
 
 
 class HostBackend:
@@ -135,6 +145,7 @@ class HostBackend:
         self._walker = messages if isinstance(messages, MpiExecutor) else None
         self._comparison: Preflight | None = None
         self._observers: list[CallObserver] = []
+        self.reports_calls = False  # whether the engine's own calls have observers too
         self._reported: list[CallObserver] = []  # of calls that the engine does not record: the flight record, too
 
     def observe(self, flight: Flight | None, observers: Sequence[CallObserver], comparison: Preflight | None) -> None:
@@ -143,7 +154,7 @@ class HostBackend:
         `comparison` compares by messages. The engine of `shared` compares without messages: it reads the call
         descriptors of the other ranks.
         """
-        self._observers, self._comparison = [*observers], comparison
+        self._observers, self._comparison, self.reports_calls = [*observers], comparison, bool(observers)
         self._reported = [*([] if flight is None else [flight]), *observers]
         if self._shared is not None:
             if self._shared.name != "shared":
@@ -268,39 +279,6 @@ class HostBackend:
         for executor in self.executors:
             executor.close()
         self.heap.close()
-
-
-class DeviceRow:
-    """A row of device memory in the form for executors: address, elements, bytes, dtype."""
-
-    __slots__ = ("data", "dtype", "nbytes", "ptr", "size")
-
-    def __init__(self, row: Any) -> None:
-        self.ptr, self.size, self.nbytes, self.dtype = address(row), row.size, row.nbytes, row.dtype
-        self.data = self  # CuPy's arrays have their address in `data.ptr`
-
-
-def output_of(request: CallRequest, result: Any, row: Any) -> Output | None:
-    """Return the result of a call on a GPU for the watchdog; None if the result cannot be NaN or must stay.
-
-    The watchdog fills incomplete results with NaN. The result must be formed in the memory of the user's array. A weak
-    reference to the array tells whether the memory is still in use; CuPy's memory objects allow no such reference. The
-    root of a broadcast keeps its own data.
-    """
-    given = request.collective == "broadcast" and request.has_input
-    if row is None or request.dtype.kind not in ("float", "complex") or given or not row.nbytes:
-        return None
-    array = result[0] if isinstance(result, list) and result else result
-    base = getattr(array, "base", None)
-    try:
-        return Output(weakref.ref(array if base is None else base), address(row), row.nbytes)
-    except TypeError:  # another library's array
-        return None
-
-
-def not_known(*_: Any) -> Any:
-    """Return NotImplemented, as the engine does for an unknown call. Stands in for a missing engine."""
-    return NotImplemented
 
 
 def _made(link: Transport, timeout: float, asked: str | None, check: str | None

@@ -1,0 +1,565 @@
+"""The path of every call: find the compiled call, or check the arguments, compile and keep it; run it.
+
+A call that came before is neither resolved nor compiled again. Calls are found by their `CallRequest`. Where the
+caller's arrays themselves are the rows of the call, a call is also found by these arrays, and then not even checked
+again. The engine has a table of its own for calls run entirely in C++; these calls do not reach the tables here.
+
+Errors in this rank's own arguments are raised here, before data moves: all arrays are unchanged then.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy
+
+from gpucoll.algorithms import find, registry
+from gpucoll.arrays import (
+    HOST,
+    NOTHING,
+    Array,
+    Prepared,
+    RankInfo,
+    Space,
+    address,
+    check_op,
+    on_gpu,
+    prepare,
+    promised,
+    same_memory,
+    scaled_mean,
+)
+from gpucoll.call.compile import compile_request
+from gpucoll.core.collectives import COLLECTIVES, Collective
+from gpucoll.core.dtypes import is_whole
+from gpucoll.core.ops import NOT_IN, OPS, Op, Order, op_of
+from gpucoll.device.streams import Output
+from gpucoll.errors import REFUSALS, ArgumentError, BackendError, CollectiveTimeout, UsageError
+from gpucoll.executors import Call, CallRequest, Launcher, ReadyCall
+from gpucoll.health.shares import TIMED, kind_of
+from gpucoll.progress.operations import Operation, Work, keep_for_ever
+
+if TYPE_CHECKING:
+    from gpucoll.communicator.core import Core
+
+Key = tuple[Any, ...]
+
+
+class CallOptions(NamedTuple):
+    """The options common to all collectives."""
+
+    algorithm: str = "auto"
+    async_op: bool = False
+    stream: Any = None
+
+
+class DeviceRow:
+    """A row of device memory in the form for executors: address, elements, bytes, dtype."""
+
+    __slots__ = ("data", "dtype", "nbytes", "ptr", "size")
+
+    def __init__(self, row: Any) -> None:
+        self.ptr, self.size, self.nbytes, self.dtype = address(row), row.size, row.nbytes, row.dtype
+        self.data = self  # CuPy's arrays have their address in `data.ptr`
+
+
+def output_of(request: CallRequest, result: Any, row: Any) -> Output | None:
+    """Return the result of a call on a GPU for the watchdog; None if the result cannot be NaN or must stay.
+
+    The watchdog fills incomplete results with NaN. The result must be formed in the memory of the user's array. A weak
+    reference to the array tells whether the memory is still in use; CuPy's memory objects allow no such reference. The
+    root of a broadcast keeps its own data.
+    """
+    given = request.collective == "broadcast" and request.has_input
+    if row is None or request.dtype.kind not in ("float", "complex") or given or not row.nbytes:
+        return None
+    array = result[0] if isinstance(result, list) and result else result
+    base = getattr(array, "base", None)
+    try:
+        return Output(weakref.ref(array if base is None else base), address(row), row.nbytes)
+    except TypeError:  # another library's array
+        return None
+
+
+def not_known(*_: Any) -> Any:
+    """Return NotImplemented, as the engine does for an unknown call. Stands in for a missing engine."""
+    return NotImplemented
+
+
+@dataclass(slots=True)
+class KnownCall:
+    """A compiled call, to be repeated on arrays of the same kind; no array is kept alive.
+
+    A call on a device with a given result is bound to addresses: `rows` are the rows of input and result. Any other
+    call gets its rows each time. `allocates` is the shape and dtype of a newly allocated result.
+    """
+
+    call: Call
+    seconds: Array | None
+    rows: tuple[Any, Any] | None = None
+    allocates: tuple[tuple[int, ...], Any] | None = None
+    is_new: bool = False  # whether each call makes a new result, where this rank has a result
+    launch: Launcher | None = None  # enqueues the call on a GPU without a wait
+    output: Output | None = None
+    options: Key = ()  # name, op, root and algorithm of a call in the table
+
+    def on(self, x: Any, result: Any, stream: Any = None) -> ReadyCall:
+        """Return the call with the rows of these arrays."""
+        request = self.call.request
+        target = _row(result, stream) if request.has_output else None
+        source = None if not request.has_input else target if x is result else _row(x, stream)
+        return ReadyCall(self.call, source, target)
+
+
+def _row(x: Any, stream: Any) -> Any:
+    """Return an array in the form for executors: one axis on the host, an address on a device's stream."""
+    return x.reshape(-1) if stream is None else DeviceRow(x)
+
+
+def known_call(x: Any, out: Any, ready: ReadyCall, seconds: Array | None, *,
+               allocates: bool = False) -> KnownCall | None:
+    """Return the form for repeating a call on the memory of `x` and `out` themselves; None for any other call.
+
+    With `allocates` each call makes a new result, unless the result is `x`.
+    """
+    request, executor = ready.call.request, ready.call.executor
+    on_device = request.device != "cpu"
+    sides = ((x, ready.source), (out, ready.target))
+    if (on_device and not executor.binds) or not all(row is None or _is_plain(array, row) for array, row in sides):
+        return None
+    is_new = allocates and out is not x
+    made = (out.shape, out.dtype) if is_new and out is not None else None
+    if is_new or not on_device:
+        return KnownCall(ready.call, seconds, None, made, is_new)
+    source, target = (None if row is None else DeviceRow(row) for row in (ready.source, ready.target))
+    return KnownCall(ready.call, seconds, (source, target), made, is_new, output=output_of(request, out, ready.target))
+
+
+def _is_plain(x: Any, row: Any) -> bool:
+    """Return whether executors use the memory and the dtype of `x` itself; False for another library's array."""
+    flags = getattr(x, "flags", None)
+    return flags is not None and flags.c_contiguous and row.dtype == x.dtype and same_memory(x, row)
+
+
+def key_of(cache_key: Key, x: Any, out: Any) -> Key:
+    """Return the key of a call on these arrays, () for a call not to be kept; `cache_key` holds all other options.
+
+    If the result is allocated, the key has the alignment of the input in place of its address.
+    """
+    is_apart = out is None and cache_key[0] != "broadcast"
+    here = _place(x, is_apart)
+    there = here if out is x or out is None else _place(out) if here else ()
+    return (*cache_key, here, there, out is x, is_apart) if there else ()
+
+
+def _place(x: Any, is_anywhere: bool = False) -> Key:
+    """Return address, shape, strides and dtype of an array of NumPy or CuPy; () for any other array.
+
+    With `is_anywhere` the alignment of the elements to their size replaces the address.
+    """
+    kind = type(x)
+    if kind is numpy.ndarray:
+        return x.flags.aligned if is_anywhere else x.__array_interface__["data"], x.shape, x.strides, x.dtype
+    if kind is getattr(sys.modules.get("cupy"), "ndarray", None):
+        memory, dtype = x.data, x.dtype
+        place = memory.ptr % dtype.itemsize == 0 if is_anywhere else memory.ptr
+        return place, x.shape, x.strides, dtype, memory.device_id
+    return ()
+
+
+def is_on_device(argument: Any) -> bool:
+    """Return whether an argument of a call is on a device: array, list of arrays, space, or a root's metadata."""
+    if isinstance(argument, dict):
+        return bool(argument.get("gpu"))
+    if isinstance(argument, Space):
+        return argument.device != "cpu"
+    return any(map(on_gpu, argument)) if isinstance(argument, list) else on_gpu(argument)
+
+
+def reports_refusals(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a function of a `Core`, or of an object with a `_core`: refused arguments are reported to other ranks.
+
+    Ranks waiting in the same call then raise PeerError.
+    """
+    @functools.wraps(call)
+    def function(first: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return call(first, *arguments, **options)
+        except REFUSALS as error:
+            core = getattr(first, "_core", first)
+            # Calls on devices and on the host are compared in different ways: use the way of this call.
+            on_device = core.emulated or any(map(is_on_device, (*arguments, *options.values())))
+            core.life.refuse(error, on_device=on_device)
+            raise
+
+    return function
+
+
+class Calls:
+    """The calls of a communicator: the single path of all calls, and the table of those compiled.
+
+    `engine` runs repeated calls on host arrays, once made, and `fast_path` is the engine, or `not_known` without one.
+    `group` has the works of an open group of calls, else None. A table with `most` entries is cleared.
+    """
+
+    most = 256
+
+    def __init__(self, core: Core) -> None:
+        registry()  # import now: a call by a signal handler must not meet a half imported module
+        self._core, self._waits = core, core.waits
+        self._rank, self._size = core.rank, core.size
+        self.engine: Any = None
+        self.fast_path: Callable[..., Any] = not_known
+        self.group: list[Work] | None = None
+        # By device: only a call on the same device can wait for the kernels that still read the memory of its calls.
+        self._compiled: dict[str, dict[tuple[CallRequest, str | None], Call]] = {}
+        self._known: dict[Key, KnownCall] = {}
+        # Of the known calls, by options and the identity of their arrays.
+        self.same: dict[Key, Callable[[Any, Any], Any]] = {}
+        # By device: calls let go of since the last compilation. Only a compilation uses their memory again.
+        self._dropped: collections.defaultdict[str, list[object]] = collections.defaultdict(list)
+
+    def collective(self, name: str, x: Any, out: Any, op: Any, dtype: Any, root: Any, algorithm: Any, async_op: bool,
+                   stream: Any) -> Any:
+        """Run a collective with the same shapes on all ranks, by the call table if possible. No op is ""."""
+        # A repeatable call needs options that compare by value: names and a root, no op object.
+        cache_key: Key = ()
+        if dtype is None and not async_op and type(op) is type(algorithm) is str and type(root) is int:
+            cache_key = name, op, root, algorithm
+            if self.group is None and stream is None:
+                same = self.same.get((name, op, root, algorithm, id(x), id(out)))
+                if same is not None and (result := same(x, out)) is not NotImplemented:
+                    return result
+        return self._collective(cache_key, name, x, out, op, dtype, root, algorithm, async_op, stream)
+
+    @reports_refusals
+    def _collective(self, cache_key: Key, name: str, x: Any, out: Any, op: Any, dtype: Any, root: Any, algorithm: Any,
+                    async_op: bool, stream: Any) -> Any:
+        known = self.find(cache_key, x, out, stream) if cache_key and self.group is None else None
+        if known is not None:
+            return self.repeat(known, x, out, stream)
+        row, rank_info = COLLECTIVES[name], self.sizes(name, root)
+        call = prepare(row, x, out, rank_info, dtype, self._space(name, x, stream))
+        checked = self.check_op(name, op, call) if row.reduces else None
+        options = CallOptions(algorithm, async_op, stream)
+        return self.run(name, call, options, checked, rank_info.root, cache_key, x, out)
+
+    def _space(self, name: str, x: Any, stream: Any) -> Space:
+        is_on_host = type(x) is numpy.ndarray and not self._core.emulated
+        return HOST if is_on_host else self._core.space(name, x, stream=stream)
+
+    def find(self, cache_key: Key, x: Any, out: Any, stream: Any) -> KnownCall | None:
+        """Return the known call for these arrays; None without one, or if it does not serve `stream`."""
+        known = self._known.get(key_of(cache_key, x, out))
+        if known is not None and known.call.executor.minds_blocking and \
+                (device := self._core.gpus[known.call.request.device].device).is_blocking(device.stream(stream)):
+            return None
+        return known
+
+    def run(self, name: str, call: Prepared, options: CallOptions, op: Op | None = None, root: int = 0,
+             cache_key: Key = (), x: Any = None, out: Any = None) -> Any:
+        """Resolve and run a prepared call. Scatter and the v-variants call `resolve` and `begin` themselves.
+
+        A call with a `cache_key` is kept for repetition, with the user's arrays `x` and `out`. A call without arrays (a
+        host barrier) uses the executor asked for only if that executor serves the host.
+        """
+        # So that the caller's stream need not wait.
+        call = call._replace(space=call.space.on_side_stream()) if options.async_op else call
+        allowed = self.host_executor() if call is NOTHING else self._core.options.executor
+        ready = self.resolve(COLLECTIVES[name], call, options, allowed, op, root)
+        return self.begin(ready, call, options, cache_key, x, out)
+
+    def resolve(self, row: Collective, call: Prepared, options: CallOptions, allowed: str | None, op: Op | None = None,
+                 root: int = 0, header: str = "") -> ReadyCall:
+        """Return the compiled call of these arrays; `allowed` is the executor asked for, or None."""
+        space, host = call.space, self._core.host
+        order: Order = "any"
+        if op is not None:
+            op, order = promised(row.name, op, call.dtype, self._core.options.deterministic)
+            op = scaled_mean(op, call.dtype, self._size)
+        # premul_sum and the mean of narrow floats scale a copy of the input: the call is not in place then.
+        source = call.input if op is None or call.input is None else space.premultiplied(op, call.input, call.dtype)
+        target = None if call.target is None else call.target.row
+        if options.algorithm not in ("auto", "native"):
+            find(row.name, options.algorithm)
+        request = CallRequest(
+            row.name, options.algorithm, call.dtype, op, root, call.nbytes,
+            sizes=(None if source is None else source.nbytes, None if target is None else target.nbytes),
+            in_place=call.in_place and source is call.input, cut=call.cut, shape=call.shape, header=header, order=order,
+            device=space.device,
+            symmetric=space is HOST and bool(host.heap.slabs) and host.is_symmetric(source, target),
+            captured=space.has_unsupported_capture(), blocking=space.is_blocking())
+        return ReadyCall(self.compiled(request, allowed, space), source, target)
+
+    def compiled(self, request: CallRequest, allowed: str | None, space: Space) -> Call:
+        """Return the call for a request in `space`; `allowed` is the executor asked for, or None."""
+        table = self._compiled.setdefault(request.device, {})
+        call = table.get((request, allowed))
+        if call is None:
+            if len(table) == self.most:
+                self.drop(request.device, table)
+                table = self._compiled[request.device] = {}
+            # Kernels under way, on any stream, may still read the memory of the calls.
+            if (dropped := self._dropped.pop(request.device, None)) and space.gpu is not None:
+                space.gpu.order.follow(space.stream)
+                space.gpu.order.hold(space.stream, dropped)
+            backend = self._core.host if space.gpu is None else space.gpu
+            try:
+                call = table[request, allowed] = compile_request(
+                    backend, request, self._core.tuner, self._core.link.place, allowed)
+            except (CollectiveTimeout, BackendError) as error:  # messages of a failed meeting stay under way
+                self._waits.broken(error, request.collective)
+                raise
+        return call
+
+    def begin(self, ready: ReadyCall, call: Prepared, options: CallOptions, cache_key: Key, x: Any, out: Any) -> Any:
+        """Run a resolved call, or start the call if it is asynchronous or in a group."""
+        seconds = self.seconds_of(ready.call)
+        if cache_key:
+            self.keep(cache_key, x, out, ready, call, seconds)
+        # Asynchronous calls end in another thread or line.
+        place = "" if options.async_op or self.group is not None else None
+        operation = self.measured(self.operation(ready, call.space, call), ready.call.request, place)
+        return self.start(ready.call.request.collective, operation, call, options.async_op, seconds)
+
+    def keep(self, cache_key: Key, x: Any, out: Any, ready: ReadyCall, call: Prepared, seconds: Array | None) -> None:
+        """Keep a call for repetition, here or in the engine, if it works on the memory of the arrays themselves.
+
+        `cache_key` is the key without the arrays. The engine matches calls by shape and dtype, this table by address.
+        """
+        request, executor = ready.call.request, ready.call.executor
+        known = known_call(x, call.result, ready, seconds, allocates=out is None)
+        try:
+            plan = known and self.engine_plan(ready.call)
+        except OSError:  # no memory: the call itself meets the same error and tells the other ranks
+            return
+        if known is None:
+            return
+        key = key_of(cache_key, x, out) if cache_key[0] == request.collective else ()  # no key for a step of another
+        # Not repeatable: calls that may not be captured must ask the stream each time, and on a device the first rank
+        # of an exscan fills its result through CuPy.
+        is_asked = known.is_new and not executor.captures
+        is_filled = request.collective == "exscan" and request.device != "cpu"
+        if plan is None and key and not (request.header or request.collective == "scatter" or is_asked or is_filled):
+            # Rare: a program with more kinds of calls pays for resolving them again.
+            if len(self._known) == self.most:
+                for one in self._known.values():
+                    self.drop(one.call.request.device, one.call)
+                self._known.clear()
+                self.same.clear()
+            self._known[key], known.options = known, cache_key
+        elif plan is not None and (call.result is not x or out is x or request.collective == "broadcast"):
+            self.engine.cache_call(*cache_key, x, call.result, out, plan, seconds, request.nbytes)
+
+    def seconds_of(self, call: Call) -> Array | None:
+        """Return the timing row for calls of this kind; None on a device, as a call there only enqueues."""
+        request = call.request
+        if request.device != "cpu":
+            return None
+        name, bits = kind_of(request)
+        return self._core.clock.sums.times[name, call.executor.name, request.algorithm, bits]
+
+    def measured(self, operation: Operation, request: CallRequest, place: str | None = None) -> Operation:
+        """Return the operation of a call, with its shares counted for `stats`; see `CallClock.measured`."""
+        return self._core.clock.measured(operation, kind_of(request), request.nbytes, place,
+                                         by_events=request.device == "cuda")
+
+    def timed(self, operation: Operation, name: str, seconds: Array | None) -> None:
+        if seconds is None:
+            self._waits.run(operation, name)
+            return
+        started = time.perf_counter()
+        self._waits.run(operation, name)
+        seconds[1 + int(seconds[0]) % TIMED] = time.perf_counter() - started
+        seconds[0] += 1
+
+    def start(self, name: str, operation: Operation, call: Prepared, async_op: bool, seconds: Array | None) -> Any:
+        if self.group is None and not async_op:
+            self.timed(operation, name, seconds)
+            return call.result
+        # An open group starts its works itself, at its end.
+        work = Work(self._waits, operation, name, call.result, call.space.completion())
+        if self.group is None:
+            self._waits.submit(work)
+            # The order of enqueuing must be the same on all ranks, over all communicators with the resources.
+            if self._core.shared_gpu() is not None:
+                self._waits.until(work.is_enqueued, name, float("inf"))
+            return work
+        self.group.append(work)
+        return work if async_op else call.result
+
+    def operation(self, ready: ReadyCall, space: Space, call: Prepared = NOTHING, *,
+                   repeated: bool = False) -> Operation:
+        """Run a call in `space`, then deliver the result of `call`; both keep all memory alive until the end."""
+        try:
+            space.begin()
+            yield from ready.call.run(ready.source, ready.target, space.stream, repeated=repeated)
+            if not ready.call.is_whole:
+                self._finish(ready, space)
+            if call.target is not None:
+                call.target.deliver(space)
+            yield from space.end((ready, call))
+        # MPI or a GPU may still write: the space keeps the memory for ever.
+        except BaseException:
+            space.cancel((ready, call))
+            raise
+
+    def _finish(self, ready: ReadyCall, space: Space) -> None:
+        request, op = ready.call.request, ready.call.request.op
+        assert op is not None
+        contributions = {"scan": self._rank + 1, "exscan": self._rank}.get(request.collective, self._size)
+        if contributions:
+            space.finish(op, ready.target, request.dtype, contributions)
+        else:
+            space.fill_identity(op, ready.target, request.dtype)
+
+    def repeat(self, known: KnownCall, x: Any, out: Any, stream: Any) -> Any:
+        """Repeat a call and return its result: `out`, an overwritten `x`, or a new array."""
+        self._waits.check_usable()
+        call, request = known.call, known.call.request
+        if request.device != "cpu":
+            return self._on_device(known, x, out, stream)
+        if out is None:
+            out = numpy.empty(*known.allocates) if known.allocates else x if request.has_output else None
+        ready = known.on(x, out)
+        operation = call.run(ready.source, ready.target) if call.is_whole else self.operation(ready, HOST)
+        self.timed(self.measured(operation, request), request.collective, known.seconds)
+        return out
+
+    def _on_device(self, known: KnownCall, x: Any, out: Any, stream: Any) -> Any:
+        """Enqueue a repeated call in a stream of its GPU; return the result as `repeat` does."""
+        call, request, gpu = known.call, known.call.request, self._core.gpus[known.call.request.device]
+        on = gpu.device.stream(stream)
+        if known.rows is None:
+            result = gpu.device.empty(*known.allocates, on) if known.allocates else None
+            ready = known.on(x, result, on)
+            output = output_of(request, result, ready.target)
+            launch = call.launcher(ready.source, ready.target) if call.is_whole else None
+        else:
+            result, ready = x if out is None and request.has_output else out, ReadyCall(call, *known.rows)
+            if known.output is not None and known.output.owner() is None:  # another array now uses this memory
+                known.output = output_of(request, result, ready.target)
+            output, launch = known.output, known.launch
+        keep = None if stream is None or gpu.device.is_current(on) else (x, result)
+        # The short way: enqueue at once, if the stream needs no preparation and no other call is queued.
+        if launch is not None and gpu.device.is_open(on):
+            try:
+                is_made = self._waits.at_once(gpu.order.enqueue, request.collective, launch, on, output, keep)
+            except BaseException:
+                keep_for_ever((x, result))  # the kernel may have been enqueued
+                raise
+            if is_made:
+                if known.launch is not None and known.options and stream is None:
+                    if len(self.same) == self.most:
+                        self.same.clear()
+                    self.same[*known.options, id(x), id(out)] = same_call(self._core, known, on, x, out)
+                return result
+        # A user's CUDA graph may replay the call: keep the arrays.
+        space = gpu.space_on(on, output, borrows=keep is not None)
+        kept = NOTHING._replace(given=x, result=result)
+        operation = self.operation(ready, space, kept, repeated=known.rows is not None)
+        self._waits.run(self.measured(operation, request), request.collective)
+        if known.rows is not None and known.launch is None and call.is_whole:
+            known.launch = call.launcher(ready.source, ready.target)
+        return result
+
+    @reports_refusals
+    def barrier(self, options: CallOptions, cache_key: Key) -> Any:
+        self._waits.check_usable()
+        if options.stream is None and not self._core.emulated:
+            return self.run("barrier", NOTHING, options, cache_key=cache_key)
+        space = self._core.gpu("emulated" if self._core.emulated else "cuda").space(options.stream)
+        return self.run("barrier", NOTHING._replace(space=space), options)
+
+    def host_engine(self) -> Any:
+        """Return the engine for repeated calls on host arrays; None without one, always on the emulated device."""
+        if self.engine is None and not self._core.emulated:
+            self.engine = self._core.host.engine(self._waits)
+            self.fast_path = self.engine or self.fast_path
+        return self.engine
+
+    def engine_plan(self, call: Call) -> Any:
+        """Return the plan by which the engine repeats `call` without Python; None if it does not."""
+        plan = call.engine_plan
+        return plan if plan is not None and self.host_engine() is not None else None
+
+    def stop(self) -> None:
+        """Close the engine: all later calls take the path through Python, with its checks."""
+        self.fast_path = not_known
+        if self.engine is not None:
+            self.engine.close()
+
+    def bound(self) -> list[KnownCall]:
+        """Return the known calls bound to addresses of GPU arrays."""
+        return [one for one in self._known.values() if one.rows is not None]
+
+    def drop(self, device: str, calls: object) -> None:
+        """Let go of calls once no kernel reads their memory; also called by finalizers, in any thread."""
+        self._dropped[device].append(calls)
+
+    def close(self, failed: bool) -> None:
+        """Forget all calls; if a rank has `failed`, keep the memory of calls on devices: kernels may still read it."""
+        if failed:
+            keep_for_ever([table for device, table in self._compiled.items() if device != "cpu"])
+            keep_for_ever(self._dropped)
+        self._compiled, self._known, self.same = {}, {}, {}
+
+    def sizes(self, name: str, root: Any = 0) -> RankInfo:
+        """Return rank, size and checked `root`; raise ArgumentError, ClosedError, UsageError or RevokedError."""
+        self._waits.check_usable()
+        return RankInfo(self._rank, self._size, self.check_rank(name, "root", root))
+
+    def check_rank(self, name: str, what: str, rank: Any) -> int:
+        if (type(rank) is not int and not is_whole(rank)) or not 0 <= rank < self._size:
+            raise ArgumentError(f"{name}: {what} {rank!r} is not in 0..{self._size - 1}", code="GC-ROOT")
+        return int(rank)
+
+    def check_op(self, name: str, op: Any, call: Prepared) -> Op:
+        row = OPS[op] if type(op) is str and op in OPS else op_of(op)
+        if row.name in NOT_IN.get(name, ()):
+            raise ArgumentError(f"{name}: op {row.name} is not defined for a prefix over ranks", code="GC-OP")
+        check_op(name, row, call.dtype)
+        return row
+
+    def check_apart(self, name: str) -> None:
+        if self.group is not None:
+            raise UsageError(f"{name}: the second step needs the result of the first step, but a group has results "
+                             "only at its end; make this call outside the group", code="GC-GROUP")
+
+    def host_executor(self) -> str | None:
+        """Return the executor for calls without user arrays: the one asked for if it serves the host, else None."""
+        asked = self._core.options.executor
+        return asked if asked in ("mpi", "ucx", "shared", "hybrid", "native") else None
+
+
+def same_call(core: Core, known: KnownCall, stream: Any, x: Any, out: Any) -> Callable[[Any, Any], Any]:
+    """Return a function that repeats a call on a GPU on the same two arrays, in the same current stream.
+
+    It looks nothing up: arrays, stream and device are compared with those of the call before. It returns the result;
+    or NotImplemented, with nothing done, if anything has changed.
+    """
+    gpu = core.gpus[known.call.request.device]
+    owners = weakref.ref(x), (lambda: None) if out is None else weakref.ref(out)
+    (same_x, same_out), waits, has_ended = owners, core.waits, core.link.has_ended
+    current, is_open, at_once = gpu.device.current_stream, gpu.device.is_open, core.waits.at_once
+    enqueue, name = gpu.order.enqueue, known.call.request.collective
+
+    def repeat(x: Any, out: Any) -> Any:
+        if same_x() is not x or same_out() is not out or current() is not stream or waits.ended is not None \
+                or has_ended() or not is_open(stream):
+            return NotImplemented
+        try:
+            is_made = at_once(enqueue, name, known.launch, stream, known.output)
+        except BaseException:
+            keep_for_ever((x, out))  # the kernel may have been enqueued
+            raise
+        return NotImplemented if not is_made else x if out is None and known.call.request.has_output else out
+
+    return repeat
