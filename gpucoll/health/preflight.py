@@ -17,7 +17,7 @@ from gpucoll.arrays import Array
 from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.errors import GpucollError
 from gpucoll.executors import LengthsDiffer, call_site, disagreement, lack_lengths, shortened
-from gpucoll.progress.operations import Lasting, Operation, keep_for_ever
+from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.pauses import POLL_INTERVAL
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import LossyRequest
@@ -102,7 +102,7 @@ class DeferredOnNode(Deferring):
         plan = executor.plans.deferred(description, 0 if stamps is None else stamps.nbytes)
         try:
             if not engine.defer(plan, stamps):
-                yield Lasting(engine)
+                yield executor.has_ended
         except BaseException as error:
             executor.cancel(error, plan, stamps)
             raise

@@ -142,8 +142,8 @@ class EngineExecutor(Executor):
                 workspace_bytes=SMALL, boxes=node_ranks.boxes, heads=heads, keys=keys, processes=processes)
             self._record()
             # Whether the call under way has ended; `patient` waits a short time, for a thread that waits alone.
-            self._has_ended = functools.partial(self.engine.go_on)
-            self._has_ended.patient = self.engine.ends  # type: ignore[attr-defined] # partial objects take attributes
+            self.has_ended = functools.partial(self.engine.go_on)
+            self.has_ended.patient = self.engine.ends  # type: ignore[attr-defined] # partial objects take attributes
             self._messages = Messages(self._begin, self._has_come, self._go_on)
             self.plans = Plans(node_ranks, self.engine, self._messages, self._comparing)
             if self._has_wire:
@@ -378,7 +378,7 @@ class EngineExecutor(Executor):
             made = plan()
             self.engine.begin(made, x, out)
             if not self.engine.go_on():
-                yield self._has_ended
+                yield self.has_ended
         except BaseException as error:
             if is_settled(error):
                 raise
