@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from gpucoll.algorithms import find, registry
+from gpucoll.algorithms import find
 from gpucoll.arrays import (
     HOST,
     NOTHING,
@@ -212,7 +212,6 @@ class Calls:
     most = 256
 
     def __init__(self, core: Core) -> None:
-        registry()  # import now: a call by a signal handler must not meet a half imported module
         self._core, self._waits = core, core.waits
         self._rank, self._size = core.rank, core.size
         self.engine: Any = None

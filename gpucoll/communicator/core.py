@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
+from gpucoll.algorithms import registry
 from gpucoll.arrays import HOST, Space, is_borrowed, on_gpu, torch_stream
 from gpucoll.call.table import Calls
 from gpucoll.communicator.gpu import Gpu
@@ -32,6 +33,7 @@ class Core:
     """
 
     def __init__(self, link: Transport, options: Options) -> None:
+        registry()  # import now: a call by a signal handler must not meet a half imported module
         if options.emulated:
             import gpucoll.executors.nccl  # noqa: F401
 

@@ -151,7 +151,7 @@ def taken_out(mpi):
             comm.split(0)
         assert failed.value.ranks == (0,)
     comm.close()
-    lacks = mock.patch("gpucoll.call.table.registry", side_effect=MemoryError) if mpi.rank == 1 else \
+    lacks = mock.patch("gpucoll.communicator.core.registry", side_effect=MemoryError) if mpi.rank == 1 else \
         mock.MagicMock()
     with lacks, pytest.raises(MemoryError if mpi.rank == 1 else gc.RankFailedError) as failed:
         gc.Communicator.from_mpi(mpi, timeout=seconds(10))
