@@ -13,7 +13,6 @@ import pytest
 
 import gpucoll as gc
 import mixture
-from gpucoll import algorithms
 from gpucoll.arrays.segments import Copier
 from gpucoll.executors.engine import plans
 from gpucoll.tuner import choice
@@ -140,7 +139,8 @@ def several_nodes(mpi):
         comm.all_reduce(numpy.ones(3), algorithm="ring")
     for size in (plans.TINY, 0):
         segment = mpi.size * (size // 128 + 1999)
-        with mock.patch.object(plans, "TINY", size), mock.patch.object(algorithms, "_segment", return_value=segment), \
+        with mock.patch.object(plans, "TINY", size), \
+                mock.patch.object(sys.modules["gpucoll.algorithms"], "_segment", return_value=segment), \
                 mock.patch.object(choice, "PRICED", ()), \
                 on_two_nodes(mpi, None) as here, on_two_nodes(mpi, "mpi") as there:
             for collective in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "scan", "broadcast"):
