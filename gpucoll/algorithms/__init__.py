@@ -91,16 +91,17 @@ COUNTED = Cost("", "", "", "", "", "")  # of algorithms without formulas: costs 
 class Traits(NamedTuple):
     """Properties of an algorithm that executors, tuner, calibration and drawings need besides schedule and cost.
 
-    `segment` is a number, or a formula of P: the bytes of a call for each segment of a pipeline. With `at_source` every
-    rank reads an operand directly in the memory of the rank forming the operand, and no rank passes data on. In the
-    memory of a node this algorithm costs `barriers` barriers and one pass over the data; with 0 `barriers` the cost
+    `segment` is the number of bytes of a call, with `by_block` of each rank's block, for each segment of a pipeline.
+    With `at_source` every rank reads an operand directly in the memory of the rank forming the operand, and no rank
+    passes data on. In the memory of a node this algorithm costs `barriers` barriers and one pass over the data; with 0 `barriers` the cost
     formulas hold there as well. `kernel` names a GPU kernel running the whole collective. `layout` places the ranks
     of a drawing: "groups", "grid", "in_order", or "" for a layout by links. `probes` are the sizes measured by
     calibration: bytes of a block, or of the whole array. An algorithm for `groups` of near ranks is left out by `auto`
     on a single node. `in_nccl` is NCCL's name of the algorithm for this collective, if it differs.
     """
 
-    segment: str | int = 1 << 16
+    segment: int = 1 << 16
+    by_block: bool = False
     at_source: bool = False
     barriers: int = 0
     kernel: str = ""
@@ -401,13 +402,12 @@ def segments(collective: str, algorithm: str, nbytes: int, size: int) -> int:
     entry = None if algorithm == "native" else find(collective, algorithm)
     if entry is None or "segments" not in entry.options:
         return 1
-    return max(1, min(MOST_SEGMENTS, -(-nbytes // _segment(entry.traits.segment, size))))
+    return max(1, min(MOST_SEGMENTS, -(-nbytes // _segment(entry.traits, size))))
 
 
-@functools.lru_cache(maxsize=1024)
-def _segment(formula: str | int, size: int) -> int:
-    """Return the bytes for each segment of a call, by the algorithm's `Traits.segment` formula."""
-    return formula if isinstance(formula, int) else int(evaluate(formula, P=size))
+def _segment(traits: Traits, size: int) -> int:
+    """Return the bytes for each segment of a call."""
+    return traits.segment * (size if traits.by_block else 1)
 
 
 def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int = 0, segments: int = 1,

@@ -56,7 +56,7 @@ WAYS = {"reduce_broadcast": ("binomial", "binomial"), "star": ("linear", "linear
 ANY_SIZES = ("reduce_scatter_gather", "scatter_all_gather")
 
 # 1 MiB of each rank's block per segment: messages of a segment cross nodes while the next segment is reduced.
-TRAITS = Traits("P << 20", layout="groups")
+TRAITS = Traits(1 << 20, by_block=True, layout="groups")
 SHARE = "(P - 1) * N / P"
 ROUNDS = "lg(2 * G - 1) + lg(2 * M - 1)"
 FOLLOWING = "(P > 1) * (S - 1)"  # rounds added by the segments after the first

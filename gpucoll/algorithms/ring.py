@@ -25,15 +25,15 @@ from collections.abc import Callable
 from gpucoll.algorithms import Traits, algorithm, find, phase
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, Step
 
-SEGMENT = "P << 22"  # 4 MiB of each rank's block
 # Calibration measures the bandwidth of short and long messages by ring phases, because all links carry equal bytes.
-MEASURED = Traits(SEGMENT, probes=(1 << 16, 1 << 20))
+LONG = Traits(1 << 22, by_block=True)
+MEASURED = LONG._replace(probes=(1 << 16, 1 << 20))
 # Costs of the v-variants: all blocks but the own once round the ring, each of N / P bytes on average.
 ROUND = {"rounds": "P - 1", "path": "(P - 1) * N / P", "sent": "(P - 1) * N / P"}
 
 
 @algorithm("all_reduce", alike="1", rounds="2 * (P - 1)", path="2 * (P - 1) * N / P", reduced="(P - 1) * N / P",
-           traits=Traits(SEGMENT))
+           traits=LONG)
 def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, both within output.
 

@@ -60,7 +60,7 @@ class Lifecycle:
         self.is_forked = False  # whether this is a fork's child: the links then belong to the parent
         self.host = HostBackend(link, options.timeout, options.executor, options.check)
         self.gpus: dict[str, Gpu] = {}
-        self.clock = CallClock(self._counters, CallSums())
+        self.clock = CallClock(self.host.counters, CallSums())
         self.waits.on_delay = self.clock.sums.delayed
         self.stop_calls: Callable[[], None] = lambda: None
         # Returns in words the messages that a rank waits for.
@@ -79,7 +79,6 @@ class Lifecycle:
         self._watches: list[DeviceWatch] = []
         self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
         self.preflight: Preflight | DeferredOnNode | None = None  # read by the guard in every wait
-        self._by_messages: Preflight | None = None  # compares the host's calls if the engine does not
         self._flight = self._flight_of(os.environ.get("GPUCOLL_DUMP_DIR"))
         # On all ranks alike: also true on a rank that can write no file.
         self.records_calls = bool(os.environ.get("GPUCOLL_DUMP_DIR"))
@@ -89,13 +88,14 @@ class Lifecycle:
         for exporter in self._exporters:
             exporter.add(self.clock.sums, rank, threads=threads)
         compares = link.place.size > 1 and options.check != "off" and link.executor is None
+        by_messages: Preflight | None = None  # compares the host's calls if the engine does not
         # The engine compares the calls of a single node in shared memory: no messages then.
         if compares and self.host.compares_calls:
             self.preflight = DeferredOnNode(self.host.shows_calls, self.waits)
         elif compares:
-            self._by_messages = preflight = Preflight(link, self.waits, defers=options.check == "deferred")
+            by_messages = preflight = Preflight(link, self.waits, defers=options.check == "deferred")
             self.preflight = preflight if link.has_collectives or not link.shares_memory else None
-        self.host.observe(self._flight, self._observers, self._by_messages)
+        self.host.observe(self._flight, self._observers, by_messages)
         _alive.add(self)
 
     def forked(self) -> None:
@@ -157,9 +157,6 @@ class Lifecycle:
         if self.preflight is not None and self.preflight.is_comparing:
             return self.preflight.missing()
         return self.host.awaited()
-
-    def _counters(self) -> list[Any]:
-        return self.host.engines() + [one for one in (self._by_messages,) if one is not None]
 
     def _explain(self, error: BaseException) -> GpucollError | None:
         """Return the cause of an error of the transport or of another rank: calls that differ, or a dead rank."""
@@ -249,6 +246,8 @@ class Lifecycle:
         gpu.observe([*recorded, *self._observers], self.of_devices(), self.clock, self.link.place)
         if gpu.device.asynchronous and self.link.place.size > 1:
             self._watches.append(DeviceWatch(gpu, self.waits, may_call=self.link.threads))
+        if isinstance(self.preflight, DeferredOnNode):
+            self.waits.hooks.append(self.preflight.check)
 
     def close(self) -> None:
         """Complete the operations under way and release all resources; see `Communicator.close`."""

@@ -39,7 +39,6 @@ class Deferring:
 
     def __init__(self, waits: Progress) -> None:
         self._waits = waits
-        waits.hooks.append(self.check)
 
     def check(self) -> bool:
         """Return whether the last comparison is open; raise if ranks are known to differ in a deferred call."""
@@ -231,6 +230,8 @@ class Preflight(Deferring):
         self._begin(description, stamps, moves=True)
 
     def _begin(self, text: str, stamps: Array | None = None, *, moves: bool) -> Exchange:
+        if not self.number:
+            self._waits.hooks.append(self.check)
         # The exchange before stays: it has the last known call of a rank that does not come to this one.
         self.number, self._before = self.number + 1, self._exchange
         self._exchange = Exchange(self._wire, self._rank, self._size, text, stamps, moves=moves)
