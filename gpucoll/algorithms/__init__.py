@@ -93,11 +93,11 @@ class Traits(NamedTuple):
 
     `segment` is the number of bytes of a call, with `by_block` of each rank's block, for each segment of a pipeline.
     With `at_source` every rank reads an operand directly in the memory of the rank forming the operand, and no rank
-    passes data on. In the memory of a node this algorithm costs `barriers` barriers and one pass over the data; with 0 `barriers` the cost
-    formulas hold there as well. `kernel` names a GPU kernel running the whole collective. `layout` places the ranks
-    of a drawing: "groups", "grid", "in_order", or "" for a layout by links. `probes` are the sizes measured by
-    calibration: bytes of a block, or of the whole array. An algorithm for `groups` of near ranks is left out by `auto`
-    on a single node. `in_nccl` is NCCL's name of the algorithm for this collective, if it differs.
+    passes data on. In the memory of a node this algorithm costs `barriers` barriers and one pass over the data; with 0
+    `barriers` the cost formulas hold there as well. `kernel` names a GPU kernel running the whole collective. `layout`
+    places the ranks of a drawing: "groups", "grid", "in_order", or "" for a layout by links. `probes` are the sizes
+    measured by calibration: bytes of a block, or of the whole array. An algorithm for `groups` of near ranks is left
+    out by `auto` on a single node. `in_nccl` is NCCL's name of the algorithm for this collective, if it differs.
     """
 
     segment: int = 1 << 16
