@@ -129,7 +129,12 @@ def read(path: Path) -> Story:
         if not 0 <= chosen["rank"] < chosen["size"] <= 1 << 24:
             raise ValueError("it names no rank")
         wall = chosen.pop("wall")
-        return Story(**chosen, calls=tuple(_calls(records, wall)))
+        # A record whose write was interrupted has no number.
+        calls = sorted(RecordedCall(int(one["number"]), int(one["began"]) + wall,
+                                    int(one["ended"]) + wall if one["ended"] else None, int(one["nbytes"]),
+                                    Signature.decode(one["description"].decode(errors="replace")),
+                                    one["site"].decode(errors="replace")) for one in records if one["number"])
+        return Story(**chosen, calls=tuple(calls))
     except (OSError, ValueError, RecursionError) as error:
         raise ArgumentError(f"{path}: {error}", code="GC-FILE") from error
 
@@ -139,13 +144,3 @@ def _kind(value: Any, kind: type) -> Any:
     if type(value) is not kind or (isinstance(value, int) and value.bit_length() > 63):
         raise ValueError("its header is damaged")
     return value
-
-
-def _calls(records: Any, wall: int) -> list[RecordedCall]:
-    """Return the recorded calls in order, without records whose write was interrupted."""
-    found = [RecordedCall(int(one["number"]), int(one["began"]) + wall,
-                          int(one["ended"]) + wall if one["ended"] else None, int(one["nbytes"]),
-                          Signature.decode(one["description"].decode(errors="replace")),
-                          one["site"].decode(errors="replace"))
-             for one in records if one["number"]]
-    return sorted(found)

@@ -108,26 +108,19 @@ class Exporter:
                 do()
 
     def begin(self, place: Path | int | None, local_rank: int) -> None:
-        """Export to a file or at a port, or without either print a summary at the end."""
+        """Export to a file or at a port, or without either let rank 0 print a summary at the end."""
         if isinstance(place, int):
             from prometheus_client import start_http_server
 
             start_http_server(place + local_rank, "127.0.0.1", self.registry())
         elif place is not None:
             self.write_on(_path(place, local_rank))
-        else:
-            self.summarise()
+        elif self._rank == 0:
+            atexit.register(self._own, functools.partial(self._summarise, time.monotonic()))
 
-    def summarise(self) -> None:
-        """Print the summary of rank 0 at the end of the process."""
-        began = time.monotonic()
-
-        def show() -> None:
-            total = self.total(0)
-            print(summary_of(total.stats(), 0, time.monotonic() - began, total.delays), file=sys.stderr, end="")
-
-        if self._rank == 0:
-            atexit.register(self._own, show)
+    def _summarise(self, began: float) -> None:
+        total = self.total(0)
+        print(summary_of(total.stats(), 0, time.monotonic() - began, total.delays), file=sys.stderr, end="")
 
     def write_on(self, path: Path) -> None:
         """Write the file now, every PAUSE seconds, and at the end of the process; raise OSError from the first time."""

@@ -8,7 +8,8 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
 import numpy
 
@@ -46,63 +47,50 @@ class ObservedCall(Call):
         super().__init__(call.executor, call.request)
         self._call, self._observers, self._comparison, self._shares = call, observers, comparison, shares
         self.completes = call.completes
-        self._is_timed = shares is not None and call.request.nbytes >= LARGE
-        self._is_deferred = isinstance(comparison, Deferring)
+        self._sums: Any = shares and shares.clock.sums.python[call.request.collective, call.request.nbytes.bit_length()]
+        self._timed = shares if call.request.nbytes >= LARGE else None
 
     @property
     def engine_plan(self) -> Any:
         return self._call.engine_plan
 
-    def _sums(self, shares: DeviceShares) -> list[float]:
-        return shares.clock.sums.python[self.request.collective, self.request.nbytes.bit_length()]
-
     def launcher(self, source: Any, target: Any) -> Launcher | None:
         """Return a function that begins to compare a call, enqueues and counts it; None if the call needs `run`."""
         # Observers and a full comparison have their place in `run`.
         comparison, shares, nbytes = self._comparison, self._shares, self.request.nbytes
-        if self._observers or not (comparison is None or self._is_deferred):
+        if self._observers or not (comparison is None or isinstance(comparison, Deferring)):
             return None
         enqueue = self._call.launcher(source, target)
         if enqueue is None or shares is None:
             return None
         begin = shares.count if comparison is None else comparison.begin
-        description, sums, count = self.request.description, self._sums(shares), shares.clock.enqueued
+        description, sums, timed, count = self.request.description, self._sums, self._timed, shares.clock.enqueued
 
-        # The comparison first: its error keeps the call from being enqueued.
         def launch(stream: Any) -> None:
-            begin(description)
+            begin(description, timed)  # first: an error of the comparison keeps the call from being enqueued
+            times: Any = timed and timed.begin(sums, stream)
             enqueue(stream)
+            if timed is not None:
+                timed.end(times, stream)
             count(sums, nbytes)
 
-        def timed(stream: Any) -> None:
-            begin(description, shares.next_stamps())
-            if comparison is not None:
-                shares.exchanged(comparison.heard())
-            times = shares.begin(sums, stream)
-            enqueue(stream)
-            shares.end(times, stream)
-            count(sums, nbytes)
-
-        return timed if self._is_timed else launch
+        return launch
 
     def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
         """Carry out the call: compare, report, execute, report."""
-        comparison, shares, times, rows = self._comparison, self._shares, None, (source, target)
-        if comparison is not None:
-            stamps = (shares.next_stamps(),) if shares is not None and self._is_timed and self._is_deferred else ()
-            compare = comparison.deferred if self._is_deferred else comparison.compare
-            yield from compare(self.request.description, *stamps)
-        elif shares is not None:
-            shares.count()
+        comparison, timed, rows = self._comparison, self._timed, (source, target)
+        if isinstance(comparison, Deferring):
+            yield from comparison.deferred(self.request.description, timed)
+        elif comparison is not None:
+            yield from comparison.compare(self.request.description)
+        elif self._shares is not None:
+            self._shares.count()
         try:
             self._notify("before", rows)
-            if shares is not None and self._is_timed:
-                if self._is_deferred:
-                    shares.exchanged(comparison.heard())
-                times = shares.begin(self._sums(shares), stream)  # first: `run` may enqueue at once
+            times: Any = timed and timed.begin(self._sums, stream)  # first: `run` may enqueue at once
             yield from self._executed(self._call.run(source, target, stream, repeated=repeated), rows)
-            if shares is not None:
-                shares.end(times, stream)
+            if timed is not None:
+                timed.end(times, stream)
         except BaseException:
             self._notify("failed", rows)
             raise
@@ -178,13 +166,15 @@ def logger() -> logging.Logger:
     return log
 
 
-class Fault(NamedTuple):
-    """A fault for tests: `do` happens on `rank`, in call number `seq` (from 1), in the given phase of the call."""
+@dataclass
+class Fault:
+    """The observer that triggers a fault: `do` happens on `rank`, in this phase of call number `seq`, from 1."""
 
     rank: int
     seq: int
     phase: str
     do: str
+    calls: int = field(default=0, repr=False)  # begun so far
 
     @classmethod
     def of(cls, text: str) -> Fault:
@@ -204,27 +194,20 @@ class Fault(NamedTuple):
                                     code="GC-FAULT")
         return cls(int(numbers[0]), int(numbers[1]), fields["phase"], fields["do"])
 
-
-class Faults:
-    """The observer that triggers the fault on this rank."""
-
-    def __init__(self, fault: Fault) -> None:
-        self._fault, self._calls = fault, 0
-
     def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None:
-        self._calls += phase == "before"
-        if (self._calls, phase) != (self._fault.seq, self._fault.phase):
+        self.calls += phase == "before"
+        if (self.calls, phase) != (self.seq, self.phase):
             return
-        match self._fault.do:
+        match self.do:
             case "sigkill" | "sigstop":
-                os.kill(os.getpid(), signal.SIGKILL if self._fault.do == "sigkill" else signal.SIGSTOP)
+                os.kill(os.getpid(), signal.SIGKILL if self.do == "sigkill" else signal.SIGSTOP)
             case "delay":
                 time.sleep(DELAY)
             case "corrupt":
                 # Flip the first byte of the input before the call, or of the output after the call.
-                for row in (rows[phase == "after"],):
-                    if isinstance(row, numpy.ndarray) and row.nbytes:
-                        row.view(numpy.uint8)[0] ^= 0xff
+                row = rows[phase == "after"]
+                if isinstance(row, numpy.ndarray) and row.nbytes:
+                    row.view(numpy.uint8)[0] ^= 0xff
             case "raise":
                 raise BackendError(f"{request.collective}: the fault of GPUCOLL_FAULT", code="GC-FAULT")
 
@@ -246,5 +229,5 @@ def observers_of(rank: int, environment: Mapping[str, str]) -> list[CallObserver
     elif level:
         found.append(Log(rank, level, logger()))
     if fault and (chosen := Fault.of(fault)).rank == rank:
-        found.append(Faults(chosen))
+        found.append(chosen)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -22,6 +22,9 @@ from gpucoll.progress.pauses import POLL_INTERVAL
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import LossyRequest
 from gpucoll.transport.tags import BYTES, Tag
+
+if TYPE_CHECKING:
+    from gpucoll.health.device_shares import DeviceShares
 
 # A message has the description of a call, and the call site in the user's code; longer text is shortened.
 MESSAGE_BYTES = 512
@@ -44,13 +47,22 @@ class Deferring:
         """Return whether the last comparison is open; raise if ranks are known to differ in a deferred call."""
         raise NotImplementedError
 
-    def deferred(self, description: str, stamps: Array | None = None) -> Operation:
-        """Begin to compare a call, once the previous call is known to agree; raise the previous call's difference."""
+    def _show(self, description: str, stamps: Array | None) -> Operation:
+        """Do the work of `deferred`; `stamps` go to all ranks."""
         raise NotImplementedError
 
-    def begin(self, description: str, stamps: Array | None = None) -> None:
+    def deferred(self, description: str, shares: DeviceShares | None = None) -> Operation:
+        """Begin to compare a call, once the previous call is known to agree; raise the previous call's difference.
+
+        With the call go the stamps of `shares`, which gets those of all ranks that went with the last call judged.
+        """
+        yield from self._show(description, None if shares is None else shares.next_stamps())
+        if shares is not None:
+            shares.exchanged(self.heard())
+
+    def begin(self, description: str, shares: DeviceShares | None = None) -> None:
         """Do as `deferred`; this thread itself waits. The caller holds the lock of `Progress.gate`."""
-        for pending in self.deferred(description, stamps):
+        for pending in self.deferred(description, shares):
             self._waits.until(getattr(pending, "patient", pending), "comparing calls", self._waits.deadline())
 
     def heard(self) -> Array:
@@ -96,7 +108,7 @@ class DeferredOnNode(Deferring):
     def check(self) -> bool:
         return bool(self.missing())
 
-    def deferred(self, description: str, stamps: Array | None = None) -> Operation:
+    def _show(self, description: str, stamps: Array | None) -> Operation:
         executor, engine = self._executor, self._executor.engine
         plan = executor.plans.deferred(description, 0 if stamps is None else stamps.nbytes)
         try:
@@ -118,7 +130,7 @@ class Exchange:
     """The exchange of one call's descriptions by messages, for any thread; if it `moves`, data move meanwhile."""
 
     def __init__(self, wire: Any, rank: int, size: int, text: str, stamps: Array | None, *, moves: bool) -> None:
-        self.moves, self.is_judged, self.is_stamped = moves, False, stamps is not None
+        self.moves, self.is_stamped = moves, stamps is not None
         self._testing = threading.Lock()  # MPI forbids two threads to test one request at the same time
         self._rows = numpy.zeros((size, MESSAGE_BYTES + 8 * (1 + STAMPS)), numpy.uint8)
         row = shortened(text, MESSAGE_BYTES).encode().ljust(MESSAGE_BYTES, b"\0")
@@ -164,14 +176,6 @@ class Exchange:
         """Return the description of a rank's call, and perhaps its place; only once this description has arrived."""
         return self._rows[rank, :MESSAGE_BYTES].tobytes().rstrip(b"\0").decode(errors="replace")
 
-    def judge(self) -> None:
-        """Raise the error of ranks that make different calls, if any."""
-        # A difference found after data have moved stays unjudged, so that every later check raises again.
-        error = self.difference()
-        self.is_judged = error is None or not self.moves
-        if error is not None:
-            raise error
-
     def difference(self) -> GpucollError | None:
         """Return the error to raise on all ranks if calls differ, else None; None as well if every rank refuses."""
         calls = [self.text_of(rank) for rank in range(len(self._rows))]
@@ -198,7 +202,9 @@ class Preflight(Deferring):
         self.number = 0  # of comparisons
         self._own = self._waited = 0  # nanoseconds found by `compare`
         self._heard = NO_STAMPS  # the stamps shown by all ranks with the last call judged
-        self._exchange: Exchange | None = None  # the exchange of the last compared call
+        # The exchange not judged so far; of the last compared call, and of the call before.
+        self._open: Exchange | None = None
+        self._last: Exchange | None = None
         self._before: Exchange | None = None
 
     def compare(self, description: str) -> Operation:
@@ -210,7 +216,7 @@ class Preflight(Deferring):
         exchange, began = self._begin(f"{description}\n{call_site()}", moves=False), time.monotonic_ns()
         while not exchange.has_ended():
             yield exchange.has_ended
-        exchange.judge()
+        self._judge(exchange)
         arrivals = exchange.numbers()[:, 0].tolist()
         self._own += arrivals[self._rank] - min(arrivals)
         self._waited += time.monotonic_ns() - began
@@ -224,8 +230,8 @@ class Preflight(Deferring):
         found, self._own, self._waited = (self._own, self._waited), 0, 0
         return found
 
-    def deferred(self, description: str, stamps: Array | None = None) -> Operation:
-        # At most one exchange is in flight: `_exchange` holds a single one.
+    def _show(self, description: str, stamps: Array | None) -> Operation:
+        # At most one exchange is in flight: `_open` holds a single one.
         yield from self.settled()
         self._begin(description, stamps, moves=True)
 
@@ -233,40 +239,42 @@ class Preflight(Deferring):
         if not self.number:
             self._waits.hooks.append(self.check)
         # The exchange before stays: it has the last known call of a rank that does not come to this one.
-        self.number, self._before = self.number + 1, self._exchange
-        self._exchange = Exchange(self._wire, self._rank, self._size, text, stamps, moves=moves)
-        return self._exchange
+        self.number, self._before = self.number + 1, self._last
+        self._open = self._last = Exchange(self._wire, self._rank, self._size, text, stamps, moves=moves)
+        return self._open
+
+    def _judge(self, exchange: Exchange) -> None:
+        """Raise the error of ranks that make different calls, if any."""
+        # A difference found after data have moved stays open, so that every later check raises again.
+        error = exchange.difference()
+        if error is None or not exchange.moves:
+            self._open = None
+        if error is not None:
+            raise error
 
     def heard(self) -> Array:
         return self._heard
 
-    @property
-    def _under_way(self) -> Exchange | None:
-        # An exchange counts until its result is judged without an error, not only until the descriptions have arrived.
-        exchange = self._exchange
-        return None if exchange is None or exchange.is_judged else exchange
-
     def check(self) -> bool:
-        exchange = self._under_way
+        exchange = self._open
         if exchange is not None and exchange.moves and exchange.has_ended():
-            exchange.judge()
+            self._judge(exchange)
             if exchange.is_stamped:
                 self._heard = exchange.numbers()[:, 1:].ravel()
-        return self._under_way is not None
+        return self._open is not None
 
     @property
     def is_comparing(self) -> bool:  # type: ignore[override] # here it changes
-        exchange = self._under_way
-        return exchange is not None and not exchange.moves
+        return self._open is not None and not self._open.moves
 
     def missing(self) -> set[int]:
         """Return the ranks whose descriptions for the current comparison have not arrived."""
-        exchange = self._under_way
+        exchange = self._open
         return set() if exchange is None else exchange.missing()
 
     def progress(self) -> dict[int, LastCall]:
         """Return the last call of each rank, as far as known: the calls compared here."""
-        last, before = self._exchange, self._before
+        last, before = self._last, self._before
         if last is None:
             return dict.fromkeys(range(self._size), LastCall())
         ahead, missing, found = time.time_ns() * 1e-9 - time.monotonic(), self.missing(), {}

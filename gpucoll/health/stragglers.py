@@ -30,8 +30,15 @@ class RankDelay(NamedTuple):
     call: RecordedCall
 
 
-def _common(groups: Mapping[str, Sequence[Story]]) -> Iterable[list[tuple[Story, RecordedCall]]]:
-    """Yield the calls recorded by all ranks of a communicator, without the first call of each kind."""
+def delays(groups: Mapping[str, Sequence[Story]]) -> list[RankDelay]:
+    """Return the delays of all ranks in all calls recorded by all ranks of a communicator, in order of time."""
+    ends: dict[tuple[str, int, int], list[int]] = collections.defaultdict(list)
+    for story in (story for ranks in groups.values() for story in ranks):
+        # By the host's own clock: records of several communicators of a process may have unlike offsets.
+        ends[_worker(story)] += [call.ended - story.clock_offset for call in story.calls if call.ended is not None]
+    for known in ends.values():
+        known.sort()
+    found = []
     for ranks in groups.values():
         by_number: dict[int, list[tuple[Story, RecordedCall]]] = collections.defaultdict(list)
         for story in ranks:
@@ -40,24 +47,11 @@ def _common(groups: Mapping[str, Sequence[Story]]) -> Iterable[list[tuple[Story,
         kinds = set[str]()
         for _, calls in sorted(by_number.items()):
             kind = calls[0][1].description
-            if kind in kinds and 1 < len(calls) == ranks[0].size:
-                yield calls
+            if kind in kinds and 1 < len(calls) == ranks[0].size:  # not the first call of each kind
+                most = statistics.median_low([call.began for _, call in calls]) + clock_error(ranks)
+                found += [RankDelay(story.rank, _own(call, most, ends[_worker(story)], story.clock_offset), call)
+                          for story, call in calls]
             kinds.add(kind)
-
-
-def delays(groups: Mapping[str, Sequence[Story]]) -> list[RankDelay]:
-    """Return the delays of all ranks in all calls recorded by all ranks, in order of time."""
-    ends: dict[tuple[str, int, int], list[int]] = collections.defaultdict(list)
-    for story in (story for ranks in groups.values() for story in ranks):
-        # By the host's own clock: records of several communicators of a process may have unlike offsets.
-        ends[_worker(story)] += [call.ended - story.clock_offset for call in story.calls if call.ended is not None]
-    for known in ends.values():
-        known.sort()
-    found = []
-    for calls in _common(groups):
-        most = statistics.median_low([call.began for _, call in calls]) + clock_error([story for story, _ in calls])
-        for story, call in calls:
-            found.append(RankDelay(story.rank, _own(call, most, ends[_worker(story)], story.clock_offset), call))
     return sorted(found, key=lambda one: one.call.began)
 
 
