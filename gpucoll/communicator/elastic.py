@@ -16,7 +16,7 @@ from gpucoll.health.guard import LEAVES
 from gpucoll.launch import bootstrap, launchers, regroup
 from gpucoll.progress.operations import in_thread
 from gpucoll.progress.waits import Progress
-from gpucoll.transport import join_ports, kvstore
+from gpucoll.transport import ports
 from gpucoll.transport.connections import StoreError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _made(place: regroup.Place, make: Callable[[Transport, bootstrap.Options], C
         if link is not None:
             link.forget()
         if made is None:  # no rank has the group: end it for those that are making it
-            kvstore.abandon(place.store)
+            place.store.abandon()
         return None, link, error
     return made, link, None
 
@@ -265,14 +265,16 @@ def grow(comm: Communicator, size: Any, seats: Sequence[int], timeout: Any, call
     except ArgumentError as error:
         mine = error
     facts: Any = {"error": str(mine)} if mine else {
-        "size": int(size), "secret": regroup.fingerprint(link.members.secret)}
+        "size": int(size), "secret": regroup.proves(link.members.lineage)}
     everyone = core.metadata.all_gather(facts, call, mine)
     check_alike(call, everyone, "size", "GC-GROW")
     if size > comm.size:
         regroup.check_secrets(everyone)
     made, new, lost = None, None, None
     try:
-        place = regroup.grown(link.members, int(size), seats, link.processes.ended, patience, comm.options)
+        place = regroup.grown(link.members, int(size), seats, lambda facts: core.metadata.all_gather({**facts}, call),
+                              lambda: any(map(link.has_left, range(comm.size))), patience, comm.timeout / 2,
+                              comm.options)
         made, new, lost = _made(place, type(comm), comm.options, "grow", link)
     except StoreError as error:
         lost = error
@@ -299,7 +301,7 @@ def joined(store: str, timeout: float, make: Callable[[Transport, bootstrap.Opti
         made, link, lost = _made(place, make, options, "grow")
         if made is not None:
             return made
-        if place.known is not None:
-            join_ports.let_go(place.known)  # the members are to take the address over
+        if place.lineage.entry is not None:
+            ports.let_go(place.lineage.entry)  # the members are to take the address over
         if lost is not None and time.monotonic() > deadline:
             raise _lost("join", lost, link) from lost

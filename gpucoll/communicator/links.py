@@ -22,12 +22,11 @@ from gpucoll.health.processes import Processes, process_namespace, visible
 from gpucoll.health.remote import Watch
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import RankTopology
-from gpucoll.launch.regroup import Lineage, Place, fingerprint, let_in, membership, offer, text_of
+from gpucoll.launch.regroup import Lineage, Place, first_lineage, membership, offer
 from gpucoll.progress.operations import ProbeResult
-from gpucoll.transport import ucx
+from gpucoll.transport import ports, ucx
 from gpucoll.transport.farewell import Farewell, Why, by_mpi
-from gpucoll.transport.join_ports import join_port, serves
-from gpucoll.transport.kvstore import Address, KeyStore, MemoryStore, StoreServer, open_store
+from gpucoll.transport.kvstore import Address, KeyStore, MemoryStore, open_store
 from gpucoll.transport.mailbox import StoreMessages, StoreRanks, ThreadMessages
 from gpucoll.transport.rendezvous import by_first_rank
 from gpucoll.transport.tags import TAGS
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
-FIRST = "world "  # begins the names of groups made by `gpucoll.init`
 # The links of all ranks made by this process, by token and address of the store: each needs its own keys there.
 _worlds: dict[tuple[str, Address | None], Iterator[int]] = collections.defaultdict(itertools.count)
 
@@ -143,8 +141,8 @@ class MpiLink(Transport):
         # Without MPI, ranks of several hosts meet where they have met for the watch, if all of them have.
         host = "" if max(self.place.nodes) == 0 else watch.host if watch is not None else None
         if host is not None:
-            offers = self.mpi.allgather(offer(None, host, named=False, may_hold=False))
-            self.members = membership(mpi.rank, offers, everyone[0][2], host)
+            lineage = first_lineage(everyone[0][2])
+            self.members = membership(mpi.rank, self.mpi.allgather(offer(lineage, host)), lineage, host)
         # All ranks must choose alike, also on unlike hosts: the table of rank 0 decides.
         self.table = table or by_first_rank(self.mpi, load)
 
@@ -190,30 +188,24 @@ class StoreLink(Transport):
 
     threads = asks_store = shares_memory = True
 
-    def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float, *,
-                 token: str = "", known: Address | None = None, named: bool = False, needs_ucx: bool = False,
-                 by_ucx: bool = False, lineage: Lineage | None = None) -> None:
+    def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float,
+                 lineage: Lineage | None = None, *, needs_ucx: bool = False, by_ucx: bool = False) -> None:
         self._store, self._name, self._timeout, self._needs_ucx, self._by_ucx = store, name, timeout, needs_ucx, by_ucx
-        self._token = token
         self.foreign = store.foreign
         self.mpi = self._ranks = StoreRanks(store, f"{name}/ranks", rank, size, timeout)
         with contextlib.ExitStack() as undo:  # if a rank dies while the ranks meet
-            self._meet(rank, known, named, lineage, undo)
+            self._meet(rank, lineage or first_lineage(), undo)
             undo.pop_all()
 
-    def _meet(self, rank: int, known: Address | None, named: bool, lineage: Lineage | None,
-              undo: contextlib.ExitStack) -> None:
+    def _meet(self, rank: int, lineage: Lineage, undo: contextlib.ExitStack) -> None:
         """Exchange what each rank needs to know of the others; `undo` gets what takes it back. A collective call."""
         store, size = self._store, self._ranks.size
-        # Newcomers come to rank 0 at first, and later to any rank that has the address.
-        mine = offer(known, store.host, lineage.name if lineage else "", named=named,
-                     may_hold=rank == 0 or not self._name.startswith(FIRST))
+        mine = offer(lineage, store.host)
         forget = undo.enter_context(contextlib.ExitStack())
-        forget.callback(join_port, store.host, -1)
+        forget.callback(ports.port, store.host, -1)
         everyone = self.mpi.allgather((os.getpid(), process_namespace(), socket.gethostname(), mine))
         self.place = RankTopology.of(rank, [namespace or host for _, namespace, host, _ in everyone])
-        self.members = membership(rank, [one[3] for one in everyone], self._token, store.host, known, named=named,
-                                  lineage=lineage)
+        self.members = membership(rank, [one[3] for one in everyone], lineage, store.host)
         seen = visible((process, namespace) for process, namespace, *_ in everyone)
         self.processes = Processes(seen)
         forget.pop_all()
@@ -247,25 +239,23 @@ class StoreLink(Transport):
     def world(cls, place: bootstrap.StorePlace, timeout: float, *, by_ucx: bool = False) -> StoreLink:
         """Return the link of all ranks with the same token. A collective call."""
         rank, size, token, address = place
-        named = address is not None and token == text_of(address)
-        if rank == 0:
-            let_in(address, named=named)  # before the store is open: a newcomer may be waiting
+        lineage = first_lineage(token, address)  # before the store is open: a newcomer may be waiting
         store = open_store(rank, size, token, timeout, address) if size > 1 else MemoryStore()
-        if isinstance(store, StoreServer) and address is not None:
-            serves(address)
-        return cls(store, f"{FIRST}{next(_worlds[token, address])}", rank, size, timeout, token=token, known=address,
-                   named=named, needs_ucx=True, by_ucx=by_ucx)
+        if rank == 0 and size > 1 and address is not None:
+            ports.holds(address, is_open=True)
+        return cls(store, f"world {next(_worlds[token, address])}", rank, size, timeout, lineage, needs_ucx=True,
+                   by_ucx=by_ucx)
 
     @classmethod
     def regrouped(cls, place: Place, timeout: float, *, by_ucx: bool = False) -> StoreLink:
         """Return the link of a new group of ranks. A collective call."""
-        return cls(place.store, f"regrouped {fingerprint(place.token)}", place.rank, place.size, timeout,
-                   token=place.token, known=place.known, named=place.named, needs_ucx=True, by_ucx=by_ucx,
-                   lineage=place.lineage)
+        return cls(place.store, f"regrouped {place.lineage.key}", place.rank, place.size, timeout, place.lineage,
+                   needs_ucx=True, by_ucx=by_ucx)
 
     def part(self, name: str, ranks: Sequence[int]) -> StoreLink:
+        assert self.members is not None
         return StoreLink(self._store, f"{self._name}/{name}", ranks.index(self.rank), len(ranks), self._timeout,
-                         token=self._token, needs_ucx=self._needs_ucx, by_ucx=self._by_ucx)
+                         first_lineage(self.members.lineage.token), needs_ucx=self._needs_ucx, by_ucx=self._by_ucx)
 
     def farewells(self) -> Mapping[int, Farewell]:
         # A rank that closes may fail afterwards, and says so.

@@ -14,7 +14,7 @@ from gpucoll.errors import RankFailedError
 from gpucoll.health import devices
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, finalize_within
 from gpucoll.progress.exits import drain_all
-from gpucoll.transport import join_ports, kvstore
+from gpucoll.transport import kvstore, ports
 from gpucoll.transport.farewell import Why
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _end_mpi() -> None:
     MPI = sys.modules.get("mpi4py.MPI")  # None for ranks joined by a store
     if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
         # First, because MPI's end stops the threads of Python that answer other ranks.
-        _run_all(kvstore.close_stores, join_ports.close_ports)
+        _run_all(kvstore.close_stores, ports.close_ports)
         faulthandler.dump_traceback_later(limit, exit=True, file=2)
         MPI.Finalize()
         faulthandler.cancel_dump_traceback_later()

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gpucoll.transport.connections import GREETING, POLL_INTERVAL, Connection, Frame, Hub, StoreError
+from gpucoll.transport.connections import GREETING, POLL_INTERVAL, Connection, Frame, Hub, Ranks, StoreError, connect
 from gpucoll.transport.rendezvous import becomes, route
 
 # Seconds to connect, for all of rank 0's addresses together: an unreachable address must not delay the start for long.
@@ -75,15 +75,16 @@ class Watch:
         self._asked = self._answered = 0  # numbers of the last question to rank 0, and of the last answer
         self._last_report = 0.0  # the time of this rank's last report
         self._lock = threading.Lock()  # one reader of the connection at a time
-        self._hub: Hub | None = None
+        self._ranks: Ranks | None = None  # on rank 0: the ranks that have connected
         self._connection: Connection | None = None
         everyone = mpi.allgather(addresses())
         if self._rank == 0:
-            self._hub = Hub(mpi.size, secrets.token_hex(16), self._answer, self._broadcast_gone)
+            self._ranks = Ranks(mpi.size, secrets.token_hex(16))
+            self._ranks.answer, self._ranks.lost = self._answer, self._broadcast_gone
         with contextlib.ExitStack() as undo:
             undo.callback(self.drop)  # if a rank dies while the ranks meet
             # The token travels by MPI, out of reach of strangers. It proves that a connection comes from a rank.
-            where, token = mpi.bcast((reachable(everyone[0], everyone), self._hub.token) if self._hub else None)
+            where, token = mpi.bcast((reachable(everyone[0], everyone), self._ranks.token) if self._ranks else None)
             self._watched, where_met = self._meet(mpi, where, token)
             undo.pop_all()
         # This host's address in the network of all ranks; None, on every rank, unless every rank reaches rank 0.
@@ -102,16 +103,17 @@ class Watch:
         """
         there, tries, mine = [True] + [False] * (mpi.size - 1), True, None
         for address in where:
-            port = mpi.bcast(self._listen(address))
-            if self._rank and port and tries and self._connection is None:
-                try:
-                    self._connects(address, port, mpi.size, token, CONNECT / len(where))
-                except TimeoutError:
-                    # No second try: rank 0 may have admitted this rank late, and then counts it as dead.
-                    tries = False
-            there = mpi.allgather(self._rank == 0 or self._connection is not None)
-            if self._hub is not None:
-                self._hub.shut()
+            hub = self._listen(address)
+            with contextlib.nullcontext() if hub is None else contextlib.closing(hub):
+                port = mpi.bcast(hub and hub.port)
+                if self._rank and port and tries and self._connection is None:
+                    try:
+                        self._connects(address, port, mpi.size, token, CONNECT / len(where))
+                    except TimeoutError:
+                        # No second try: rank 0 may have admitted this rank late, and then counts it as dead.
+                        tries = False
+                there = mpi.allgather(self._rank == 0 or self._connection is not None)
+            if self._ranks is not None:
                 mine = address
             if all(there):
                 break
@@ -119,42 +121,37 @@ class Watch:
             mine = str(self._connection.socket.getsockname()[0])
         return {rank for rank, came in enumerate(there) if came}, mine
 
-    def _listen(self, address: str) -> int:
-        """On rank 0, accept ranks at this address; return the port, 0 on failure and on the other ranks."""
-        if self._hub is not None:
+    def _listen(self, address: str) -> Hub | None:
+        """On rank 0, accept ranks at this address; return the hub, None on failure and on the other ranks."""
+        if self._ranks is not None:
             with contextlib.suppress(OSError):
-                listener = socket.create_server((address, 0))
-                self._hub.serve(listener)
-                return int(listener.getsockname()[1])
-        return 0
+                hub = Hub({"": self._ranks}, socket.create_server((address, 0)), self._ranks.size)
+                hub.serve()
+                return hub
+        return None
 
     def _connects(self, address: str, port: int, size: int, token: str, patience: float) -> None:
         """Connect to rank 0 at an address, if it answers there; TimeoutError for an unanswered greeting."""
         give_up = time.monotonic() + patience
         while (left := give_up - time.monotonic()) > 0:
             try:
-                connected = socket.create_connection((address, port), left)
+                connection = connect((address, port), left)
             except OSError:
                 return
-            # Close the socket on every path except success.
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(connected)
-                connection = Connection(connected)
-                try:
-                    self._take(connection.join(self._rank, size, token, GREETING))
-                except StoreError:
-                    return
-                except TimeoutError:
-                    raise
-                except (EOFError, OSError):  # rank 0 hung up, for example because strangers filled its places: retry
-                    time.sleep(POLL_INTERVAL)
-                    continue
-                connected.setblocking(False)
-                self._connection = connection
-                stack.pop_all()
+            try:
+                self._take(connection.join(self._rank, size, token, GREETING))
+            except StoreError:
                 return
+            except TimeoutError:
+                raise
+            except (EOFError, OSError):  # rank 0 hung up, for example because strangers filled its places: retry
+                time.sleep(POLL_INTERVAL)
+                continue
+            connection.socket.setblocking(False)
+            self._connection = connection
+            return
 
-    def _answer(self, rank: int, frame: Frame) -> Frame | None:
+    def _answer(self, rank: Any, frame: Frame) -> Frame | None:
         """On rank 0, record a rank's report of a wait; return the answer if the rank has asked which ranks wait."""
         head, _ = frame
         if type(head.get("waits")) is int:
@@ -169,8 +166,8 @@ class Watch:
                 if time.monotonic() < when + SILENT}
 
     def _broadcast_gone(self) -> None:
-        if self._hub is not None:
-            self._hub.broadcast({"gone": [*self._hub.gone]})
+        if self._ranks is not None:
+            self._ranks.broadcast({"gone": [*self._ranks.gone]})
 
     def fileno(self) -> int | None:
         """Return the file descriptor that becomes readable with news; None on rank 0 and without a connection."""
@@ -178,8 +175,8 @@ class Watch:
 
     def gone(self) -> list[int]:
         """Return the watched ranks whose processes have ended, in the order of their ends; never waits."""
-        if self._hub is not None:
-            return [rank for rank in list(self._hub.gone) if rank in self._watched]
+        if self._ranks is not None:
+            return [int(rank) for rank in list(self._ranks.gone) if rank in self._watched]
         # Without blocking: if another thread is reading, that thread records the news.
         if self._connection is not None and self._lock.acquire(blocking=False):
             try:
@@ -211,7 +208,7 @@ class Watch:
 
     def _send(self, head: dict[str, Any]) -> None:
         # Rank 0 has no connection to itself. A failed send is no error here: `gone` detects the lost connection.
-        if self._hub is not None:
+        if self._ranks is not None:
             self._answer(0, (head, b""))
         elif self._connection is not None:
             with contextlib.suppress(OSError):
@@ -225,9 +222,9 @@ class Watch:
         seconds.
         """
         everyone = self._watched - {self._rank}
-        if self._hub is None and self._connection is None:
+        if self._ranks is None and self._connection is None:
             return None
-        heard = self.heard() if self._hub is not None else self._ask()
+        heard = self.heard() if self._ranks is not None else self._ask()
         if heard is not None:
             return everyone - heard.keys() or {rank for rank in everyone if heard[rank] < number}
         if self._connection is not None and _unacknowledged(self._connection.socket):
@@ -249,18 +246,17 @@ class Watch:
     def close(self) -> None:
         """Leave in order: say goodbye, so that the closed connection is not taken for a death."""
         # Rank 0 tells all ranks before closing: none of them takes the closed connection for rank 0's death.
-        if self._hub is not None:
-            self._hub.broadcast({"bye": True}, last=True)
-            self._hub.close()
+        if self._ranks is not None:
+            self._ranks.end({"bye": True})
         self._send({"bye": True})
         self.drop()
 
     def drop(self) -> None:
         """Close the sockets without a goodbye: in the child of a fork the connections belong to the parent."""
         # Clear the fields before closing, so that `gone` and `fileno` do not use a closed socket.
-        hub, connection, self._hub, self._connection = self._hub, self._connection, None, None
-        if hub is not None:
-            hub.drop()
+        ranks, connection, self._ranks, self._connection = self._ranks, self._connection, None, None
+        if ranks is not None:
+            ranks.end()
         if connection is not None:
             connection.socket.close()
 

@@ -1,9 +1,10 @@
-"""Socket connections of all ranks to rank 0: frames, and the greeting that authenticates both ends.
+"""Socket connections: frames, the greeting that authenticates both ends, and the groups of processes at one end.
 
-A frame consists of two lengths, a JSON object and bytes; nothing is ever unpickled. Strangers may reach a port, so each
-end trusts nothing before the other end has proved to know the job's token. Both proofs contain a nonce of each end, so
-a recorded greeting cannot be replayed. Bad input from a stranger ends only the stranger's connection. Frames are
-neither encrypted nor signed: packets changed by the network are not detected.
+A frame consists of two lengths, a JSON object and bytes; nothing is ever unpickled. A `Hub` lets processes in at a
+port, each to a `Group`: the ranks of a store, for example. Strangers may reach a port, so each end trusts nothing
+before the other end has proved to know the group's token. Both proofs contain a nonce of each end, so a recorded
+greeting cannot be replayed; the token itself is never sent. Bad input from a stranger ends only the stranger's
+connection. Frames are neither encrypted nor signed: packets changed by the network are not detected.
 
 The standard library's authenticated connections (`multiprocessing.connection`) are unsuitable. `Listener.accept`
 challenges in the accepting thread without a deadline, so a silent stranger keeps all ranks out. A partial message
@@ -24,26 +25,29 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeGuard
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 
 from gpucoll.errors import BackendError
 from gpucoll.version import __version__
-
-if TYPE_CHECKING:
-    from gpucoll.transport.applicants import Applicants
 
 LENGTHS = struct.Struct("!II")  # the lengths of the JSON and of the bytes, in network order
 MOST_JSON, MOST_BYTES = 1 << 16, 1 << 31  # reject longer frames before reading: the lengths may be a stranger's
 GREETING = 10.0  # seconds for a whole greeting: long for a busy host, bounded so that strangers go away
 # Greetings of strangers in progress at a time: each holds a thread and a file descriptor.
 STRANGERS = 32
-APPLICANT = -1  # in the place of the rank: a process that waits for a place in a new communicator
 GRACE = 0.25  # seconds guaranteed to a greeting, even if other connections wait for a place
 POLL_INTERVAL = 1e-2  # seconds between two tries of something that failed for the moment
 
+Address = tuple[str, int]  # a host's name or number, and a TCP port
 Frame = tuple[dict[str, Any], bytes]
+Name = int | str  # of a process in a group: a rank, or an applicant's name
 log = logging.getLogger("gpucoll")
+# Guards the hubs and groups of this process; notified at every change. Reentrant.
+CHANGED = threading.Condition()
+SOCKETS = weakref.WeakSet[socket.socket]()  # all sockets made here: a fork's child closes them, see `forked`
+TABLES: list[Any] = []  # dicts with stores, ports and groups, empty in a fork's child
 
 
 class StoreError(BackendError):
@@ -62,8 +66,9 @@ class Connection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._came = bytearray()  # bytes received of the next frame
         self._sending = threading.Lock()  # frames of several threads must not interleave
-        self.is_answered = False  # whether an applicant has its answer
-        self.pad = b""  # of an applicant's connection: known to both ends alone, see `pad_of`
+        self.group: Group | None = None  # at a hub: where the process at the other end belongs to, and its name there
+        self.name: Name = 0
+        SOCKETS.add(connected)
 
     def send(self, head: dict[str, Any], body: bytes = b"") -> None:
         """Send a frame, a JSON object and bytes; any thread may call this."""
@@ -119,28 +124,45 @@ class Connection:
         """Return whether the other end belongs to this user, as the kernel knows for Unix sockets; True for TCP."""
         return self.socket.family != socket.AF_UNIX or belongs_to_user(self.socket)
 
-    def join(self, rank: int, size: int, token: str, timeout: float, **more: Any) -> dict[str, Any]:
-        """Greet rank 0 and return the welcome frame; StoreError if either end rejects the other.
-
-        `more` goes into the greeting: the fields of an applicant (see `gpucoll.transport.join_ports`).
-        """
-        # Rank 0 sends a nonce; this rank answers with a nonce and a proof; rank 0 answers with a proof.
+    def join(self, name: Name, size: int, token: str, timeout: float, group: str = "") -> dict[str, Any]:
+        """Greet a hub and return the welcome frame; StoreError if either end rejects the other."""
+        # The hub sends a nonce; this process answers with a nonce and a proof; the hub answers with a proof.
         deadline = time.monotonic() + timeout
-        if not self.is_own_users():
-            raise StoreError("init: another user's process has taken the address of this job's store")
-        asked = self.read(0, deadline)[0].get("nonce")
-        if not _is_nonce(asked):
-            raise StoreError("init: the process at the address of rank 0 is not gpucoll's rank 0: no nonce came")
-        nonces = asked, secrets.token_hex(16)
-        self.send({"rank": rank, "size": size, "version": __version__, "nonce": nonces[1],
-                   "proof": proof(token, "rank", rank, nonces), **more})
-        self.pad = pad_of(token, nonces)
-        welcome = self.read(0, deadline)[0]
-        if "error" in welcome:
-            raise refused(welcome)
-        if not _same(welcome.get("proof"), proof(token, "hub", rank, nonces)):
-            raise StoreError("init: the process at the address of rank 0 does not know the token of this job")
+        with contextlib.ExitStack() as undo:
+            # Of no use after an error: the hub knows this process already, or never will.
+            undo.enter_context(self.socket)
+            if not self.is_own_users():
+                raise StoreError("init: another user's process has taken the address of this job's store")
+            asked = self.read(0, deadline)[0].get("nonce")
+            if not _is_nonce(asked):
+                raise StoreError("init: the process at the address of rank 0 is not gpucoll's rank 0: no nonce came")
+            nonces = asked, secrets.token_hex(16)
+            self.send({"group": group, "name": name, "size": size, "version": __version__, "nonce": nonces[1],
+                       "proof": proof(token, "rank", name, nonces)})
+            welcome = self.read(0, deadline)[0]
+            if "error" in welcome:
+                raise refused(welcome)
+            # The hub proves itself, too: a stranger may have taken the port of an ended process.
+            if not _same(welcome.get("proof"), proof(token, "hub", name, nonces)):
+                raise StoreError("init: the process at the address of rank 0 does not know the token of this job")
+            undo.pop_all()
         return welcome
+
+
+def connect(place: str | Address, patience: float) -> Connection:
+    """Return a connection to a host's port, or to an abstract name of this host; OSError if nobody listens there."""
+    with contextlib.ExitStack() as undo:
+        if isinstance(place, str):
+            connected = undo.enter_context(socket.socket(socket.AF_UNIX))
+            connected.settimeout(patience)  # `connect` would block for ever if the listener's queue stays full
+            connected.connect(place)
+        else:
+            connected = undo.enter_context(socket.create_connection(place, patience))
+            # The system may have chosen an ended process' port for this end: the socket is connected to itself.
+            if connected.getsockname() == connected.getpeername():
+                raise ConnectionRefusedError(f"no process listens at {place[0]}:{place[1]}")
+        undo.pop_all()
+    return Connection(connected)
 
 
 def is_readable(source: Any) -> bool:
@@ -164,17 +186,17 @@ def refused(answer: dict[str, Any]) -> StoreError:
     return StoreError("init: rank 0 refused this process: " + "".join(c if c.isprintable() else "?" for c in text))
 
 
-def proof(token: str, end: str, rank: int, nonces: tuple[str, str]) -> str:
-    """Return the proof (HMAC-SHA256) that an end of a connection knows the token.
+def digest(token: str, text: str) -> str:
+    """Return what nobody can compute without the token (HMAC-SHA256)."""
+    return hmac.new(token.encode(), text.encode(), "sha256").hexdigest()
+
+
+def proof(token: str, end: str, name: Name, nonces: tuple[str, str]) -> str:
+    """Return the proof that an end of a connection knows the token.
 
     `end` is "rank" or "hub", so that a proof cannot be sent back as the other end's. `nonces`: the hub's, the rank's.
     """
-    return hmac.new(token.encode(), f"{end} {rank} {' '.join(nonces)}".encode(), "sha256").hexdigest()
-
-
-def pad_of(token: str, nonces: tuple[str, str]) -> bytes:
-    """Return 32 bytes that only both ends of a greeting know, to hide another secret once."""
-    return hmac.new(token.encode(), f"pad {' '.join(nonces)}".encode(), "sha256").digest()
+    return digest(token, f"{end} {name} {' '.join(nonces)}")
 
 
 def _is_nonce(given: object) -> TypeGuard[str]:
@@ -186,38 +208,107 @@ def _same(given: object, right: str) -> bool:
     return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), right.encode())
 
 
-class Hub:
-    """Rank 0's end of all connections, with a thread per connection. `gone` holds the ranks with a broken connection.
+class Group:
+    """Processes that have proved the same token. `gone` holds those whose connections have broken, in this order.
 
-    `answer` takes a frame of a rank (at most `most` bytes after the JSON) and returns the answer, or None. `lost` is
-    called after a rank was added to `gone`. Other threads call both. `own` is the rank of this process. `applicants`
-    receives the processes that come as applicants; without `applicants` the hub has none.
+    `answer` takes a member's frame and returns the answer, or None. `lost` is called after a member was added to
+    `gone`. Other threads call both.
     """
 
-    def __init__(self, size: int, token: str, answer: Callable[[int, Frame], Frame | None],
-                 lost: Callable[[], None] = lambda: None, most: int = 0, own: int = 0,
-                 applicants: Applicants | None = None) -> None:
-        self.gone: dict[int, None] = {}  # ranks whose connections have broken, in this order
-        self._size, self.token, self._own, self._applicants = size, token, own, applicants
-        self._answer, self._lost, self._most = answer, lost, most
-        self._here: dict[int, Connection] = {}  # the connected ranks
-        self._unproved: dict[Connection, float] = {}  # greetings in progress, and their start times; the oldest first
-        # Guards `gone`, `_here`, `_unproved` and `_listener`; notified when any of them changes. Reentrant.
-        self._changed = threading.Condition()
-        self._listener: socket.socket | None = None
-        self._accepts = threading.Thread()
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.members: dict[Name, Connection] = {}
+        self.gone: dict[Name, None] = {}
+        self.answer: Callable[[Name, Frame], Frame | None] = lambda name, frame: None
+        self.lost: Callable[[], object] = lambda: None
 
-    def serve(self, listener: socket.socket) -> None:
-        """Accept ranks from a listener until `shut`; from now on other threads call `answer` and `lost`."""
-        # The queue of the kernel must hold all ranks at once: a rank that finds it full has to try again.
-        listener.listen(self._size + STRANGERS)
-        self._listener = listener
+    def refusal(self, name: Name, greeting: Mapping[str, Any]) -> str:
+        """Return why a process with this name cannot come, "" if it can."""
+        return "" if greeting.get("version") == __version__ else \
+            f"this process has gpucoll {greeting.get('version')}, and the ranks have {__version__}"
+
+    def take(self, connection: Connection, name: Name) -> None:
+        """Make a process a member; one that was a member of another group is gone if it has left that group."""
+        with CHANGED:
+            # The connection's thread looks under the same lock: the end of a process counts in one group alone.
+            before, was = connection.group, connection.name
+            connection.group, connection.name = self, name
+            if before is None or before.members.pop(was, None) is connection:
+                self.members[name] = connection
+            else:
+                self.gone[name] = None
+            CHANGED.notify_all()
+
+    def leave(self, connection: Connection, *, said_bye: bool) -> None:
+        """Forget a connection that has ended. A member is lost if it ends without a goodbye of either end."""
+        # Another connection may have taken the place, of an applicant that came again.
+        if self.members.get(connection.name) is connection:
+            del self.members[connection.name]
+            if not said_bye:
+                self.gone[connection.name] = None
+                self.lost()
+
+    def broadcast(self, head: dict[str, Any]) -> None:
+        """Send a frame to all members."""
+        with CHANGED:
+            for connection in self.members.values():
+                with contextlib.suppress(OSError):
+                    connection.send(head)
+
+    def is_left(self, patience: float = POLL_INTERVAL) -> bool:
+        """Return whether all members leave within `patience` seconds."""
+        with CHANGED:
+            return CHANGED.wait_for(lambda: not self.members, patience)
+
+    def end(self, *last: dict[str, Any]) -> None:
+        """Hang up on all members, after the `last` frame; none of them counts as gone."""
+        with CHANGED:
+            for head in last:
+                self.broadcast(head)
+            # Under the same lock, before the connections' threads see the end: `leave` then finds no loss.
+            for connection in self.members.values():
+                connection.hang_up()
+            self.members.clear()
+
+
+class Ranks(Group):
+    """The other ranks of `size`, at rank `own`."""
+
+    def __init__(self, size: int, token: str, own: int = 0) -> None:
+        super().__init__(token)
+        self.size, self.own = size, own
+
+    def refusal(self, name: Name, greeting: Mapping[str, Any]) -> str:
+        if type(name) is not int or name == self.own or not 0 <= name < self.size or name in self.members:
+            return f"its rank is not in 1..{self.size - 1}, or is taken; RANK must differ between processes, and " \
+                "WORLD_SIZE must be the number of processes"
+        version, size = greeting.get("version"), greeting.get("size")
+        return "" if (version, size) == (__version__, self.size) else \
+            f"rank {name} counts {size} ranks of gpucoll {version}, rank 0 counts {self.size} of {__version__}; " \
+            "start all ranks with the same version and number"
+
+
+class Hub:
+    """A port where processes come to `groups`, by the key in their greeting; with a thread per connection."""
+
+    def __init__(self, groups: Mapping[str, Group], listener: socket.socket, size: int = 1) -> None:
+        self._groups, self._size = groups, size
+        self._unproved: dict[Connection, float] = {}  # greetings in progress, and their start times; the oldest first
+        self._listener: socket.socket | None = listener
+        self.port = 0 if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
         self._accepts = threading.Thread(target=self._accept, args=[listener], name="gpucoll hub", daemon=True)
-        self._accepts.start()
+        SOCKETS.add(listener)
+
+    def serve(self) -> None:
+        """Let processes in from now on; do nothing if the hub does already."""
+        # A port may be open, and its queue filled, long before it is served.
+        if self._accepts.ident is None and self._listener is not None:
+            # The queue of the kernel must hold all ranks at once: a rank that finds it full has to try again.
+            self._listener.listen(self._size + STRANGERS)
+            self._accepts.start()
 
     def _accept(self, listener: socket.socket) -> None:
-        # Compare the identity: `shut` and a later `serve` may have put another listener in place.
-        while self._listener is listener:
+        while self._listener is not None:
             try:
                 connected, _ = listener.accept()
                 self._admit(Connection(connected))
@@ -226,7 +317,7 @@ class Hub:
 
     def _admit(self, connection: Connection) -> None:
         # Greet in another thread: a silent stranger must not block the accepting thread.
-        with self._changed:
+        with CHANGED:
             is_let_in = connection.is_own_users() and self._makes_room()
             if is_let_in:
                 self._unproved[connection] = time.monotonic()
@@ -237,61 +328,52 @@ class Hub:
         self._forget(connection)
 
     def _makes_room(self) -> bool:
-        """Wait for a free place for another greeting; return False if the hub is shut meanwhile.
+        """Wait for a free place for another greeting; return False if the hub is closed meanwhile.
 
         The oldest greeting is ended once its GRACE is over. Silent strangers therefore keep no rank out, and a flood of
-        strangers does not drive out a greeting rank. The caller holds `_changed`; waiting releases it.
+        strangers does not drive out a greeting rank. The caller holds `CHANGED`; waiting releases it.
         """
         while len(self._unproved) >= self._size + STRANGERS and self._listener is not None:
             oldest, since = next(iter(self._unproved.items()))
             patience = since + GRACE - time.monotonic()
             if patience <= 0:
                 oldest.hang_up()  # its thread then frees the place, in `_forget`
-            self._changed.wait(max(patience, POLL_INTERVAL))
+            CHANGED.wait(max(patience, POLL_INTERVAL))
         return self._listener is not None
 
-    def _forget(self, connection: Connection, rank: int = 0) -> bool:
-        """Close a connection and free its place; return whether the connection was the rank's."""
-        with self._changed:
+    def _forget(self, connection: Connection) -> None:
+        """Close a connection and free its place."""
+        with CHANGED:
             self._unproved.pop(connection, None)
-            was_here = self._here.get(rank) is connection
-            if was_here:
-                del self._here[rank]
-            self._changed.notify_all()
+            CHANGED.notify_all()
         connection.socket.close()
-        return was_here
 
     def _serve(self, connection: Connection) -> None:
-        """Serve a connection until the rank leaves; send a stranger the reason and close. The thread's body."""
-        rank, said_bye = 0, False
+        """Serve a connection until its end; send a stranger the reason and close. The thread's body."""
+        said_bye = False
         try:
-            rank = self._greet(connection)
-            while not said_bye:
-                frame = connection.read(self._most)
+            self._greet(connection)
+            while not said_bye and connection.group is not None:
+                frame = connection.read()
                 said_bye = "bye" in frame[0]
-                answer = None if said_bye else self._answer(rank, frame)
+                answer = None if said_bye else connection.group.answer(connection.name, frame)
                 if answer is not None:
                     connection.send(*answer)
-        except (OSError, EOFError):  # the connection broke off: `_leaves` counts the rank as gone
+        except (OSError, EOFError):  # the connection broke off: a member is lost
             pass
         except StoreError as error:
             with contextlib.suppress(OSError):
                 connection.send({"error": error.args[0]})
         except Exception as error:  # must not leave this thread: `bootstrap.end_together` would end all ranks
-            log.error("rank 0 has closed a connection, of rank %s, after an error: %a", rank or "unknown", error)
-        self._leaves(connection, rank, said_bye)
+            log.error("rank 0 has closed a connection, of rank %s, after an error: %a", connection.name or "unknown",
+                      error)
+        with CHANGED:  # the process may just be taken into another group
+            if connection.group is not None:
+                connection.group.leave(connection, said_bye=said_bye)
+        self._forget(connection)
 
-    def _leaves(self, connection: Connection, rank: int, said_bye: bool) -> None:
-        # A rank is lost if its connection ends without a goodbye of either end; `broadcast` and `close` clear `_here`.
-        with self._changed:
-            is_lost = self._here.get(rank) is connection and not said_bye
-            self.gone.update({rank: None} if is_lost else {})
-            self._forget(connection, rank)
-        if is_lost:  # without the lock: `lost` sends to all ranks
-            self._lost()
-
-    def _greet(self, connection: Connection) -> int:
-        """Return the rank that has connected; raise StoreError for a stranger.
+    def _greet(self, connection: Connection) -> None:
+        """Let a process into its group; raise StoreError for a stranger.
 
         Types and ranges are checked before any use, because all values may come from a stranger.
         """
@@ -300,99 +382,49 @@ class Hub:
         nonce = secrets.token_hex(16)
         connection.send({"nonce": nonce})
         head, _ = connection.read(0, deadline)
-        rank, size, answered = head.get("rank"), head.get("size"), head.get("nonce")
+        key, name, answered = head.get("group"), head.get("name"), head.get("nonce")
         # `type` and not `isinstance`: True is an instance of int.
-        if type(rank) is not int or not _is_nonce(answered):
+        if not (type(name) is int or (isinstance(name, str) and name.isascii())) or not isinstance(key, str) \
+                or not _is_nonce(answered):
             raise StoreError("the greeting is not of this version of gpucoll: the rank or the nonce is missing; start "
                              "all ranks with one version")
-        nonces = nonce, answered
-        token = self._applicants.token(head) if rank == APPLICANT and self._applicants else self.token
+        group, nonces = self._groups.get(key), (nonce, answered)
         # Check the proof first: the errors below name versions and sizes, and so go to ranks of this job only.
-        if token is None or not _same(head.get("proof"), proof(token, "rank", rank, nonces)):
+        if group is None or not _same(head.get("proof"), proof(group.token, "rank", name, nonces)):
             raise StoreError("this process has another token, so it belongs to another job")
-        # An applicant has no rank here yet, so none of the checks below applies.
-        if rank == APPLICANT and self._applicants is not None:
-            self._welcome(connection, head, token, nonces)
-        unfit = StoreError(f"its rank is not in 1..{self._size - 1}, or is taken; RANK must differ between "
-                           "processes, and WORLD_SIZE must be the number of processes")
-        if rank == self._own or not 0 <= rank < self._size:
-            raise unfit
-        if head.get("version") != __version__ or size != self._size:
-            raise StoreError(f"rank {rank} counts {size} ranks of gpucoll {head.get('version')}, rank 0 "
-                             f"counts {self._size} of {__version__}; start all ranks with the same version and number")
-        # Welcome the rank under the lock: a concurrent `broadcast` must neither precede the welcome nor miss this rank.
-        with self._changed:
-            if rank in self._here:
-                raise unfit
-            connection.send({"proof": proof(self.token, "hub", rank, nonces), "gone": [*self.gone]})
+        # Welcome the process under the lock: a concurrent `broadcast` must neither precede the welcome nor miss it.
+        with CHANGED:
+            if why := group.refusal(name, head):
+                raise StoreError(why)
+            connection.send({"proof": proof(group.token, "hub", name, nonces), "gone": [*group.gone]})
             # No timeout from now on: healthy ranks may be silent for hours, and a dead rank's connection ends.
             connection.socket.settimeout(None)
             del self._unproved[connection]
-            self._here[rank] = connection
-            self._changed.notify_all()
-        return rank
+            group.take(connection, name)
 
-    def _welcome(self, connection: Connection, head: dict[str, Any], token: str, nonces: tuple[str, str]) -> None:
-        """Welcome an applicant, and hand the applicant over until the connection ends; raises EOFError then."""
-        assert self._applicants is not None
-        if head.get("version") != __version__:
-            raise StoreError(f"this process has gpucoll {head.get('version')}, and the ranks have {__version__}")
-        # Before the answer: the applicant may be invited by another thread as soon as `receive` has it.
-        connection.pad = pad_of(token, nonces)
-        connection.send({"proof": proof(token, "hub", APPLICANT, nonces)})
-        with self._changed:
-            connection.socket.settimeout(None)
-            del self._unproved[connection]  # an applicant may wait for long
-            self._changed.notify_all()
-        self._applicants.receive(connection, head)
-        raise EOFError
-
-    def lose(self, rank: int) -> None:
-        """Count a rank that never came as gone, unless the rank is connected."""
-        with self._changed:
-            self.gone.update({rank: None} if rank not in self._here else {})
-
-    def broadcast(self, head: dict[str, Any], *, last: bool = False) -> None:
-        """Send a frame to all connected ranks; after the `last` frame, broken connections no longer count as deaths."""
-        with self._changed:
-            for connection in self._here.values():
-                with contextlib.suppress(OSError):
-                    connection.send(head)
-                if last:
-                    connection.hang_up()
-            # Forget the ranks under the same lock, before their threads see the end: `_leaves` then finds no loss.
-            if last:
-                self._here.clear()
-
-    def shut(self) -> None:
-        """Stop accepting connections and end the greetings in progress; connected ranks stay."""
-        with self._changed:
+    def close(self) -> None:
+        """Stop accepting connections and end the greetings in progress; members of groups stay."""
+        with CHANGED:
             listener, self._listener = self._listener, None
             for connection in self._unproved:
                 connection.hang_up()
-            self._changed.notify_all()
+            CHANGED.notify_all()
         if listener is not None:
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread; closing alone would not
-            self._accepts.join()
+            if self._accepts.ident is not None:
+                self._accepts.join()
             listener.close()
 
-    def is_left(self, patience: float = POLL_INTERVAL) -> bool:
-        """Return whether all connected ranks leave within `patience` seconds."""
-        # Ranks leave by a goodbye; their threads then notify `_changed`.
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._here, patience)
 
-    def close(self) -> None:
-        """Shut the hub, and hang up on the ranks still connected."""
-        with self._changed:
-            for connection in self._here.values():
-                connection.hang_up()
-            self._here.clear()
-        self.shut()
+def forked() -> None:
+    """Close all sockets in the child of a fork: the connections must end with the parent."""
+    CHANGED.__init__()  # type: ignore[misc]  # another thread of the parent may have held the lock
+    # Without a shutdown: the parent goes on with the connections.
+    for one in [*SOCKETS]:
+        one.close()
+    for table in TABLES:
+        table.clear()
 
-    def drop(self) -> None:
-        """Close the sockets in the child of a fork, without a shutdown: the connections belong to the parent."""
-        for held in (self._listener, *(connection.socket for connection in [*self._here.values(), *self._unproved])):
-            if held is not None:
-                held.close()
+
+os.register_at_fork(after_in_child=forked)

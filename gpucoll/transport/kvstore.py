@@ -1,4 +1,4 @@
-"""The key-value store of ranks that meet without MPI: keys and bytes, held by rank 0.
+"""The key-value store of ranks that meet without MPI: keys and bytes, held by one rank, at first rank 0.
 
 Ranks of one host connect to a Unix socket with an abstract name, derived from the job's token. No file is left behind,
 and the kernel identifies the user at the other end, so other users' processes are refused. Ranks of several hosts
@@ -17,13 +17,26 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections import ChainMap
+from collections.abc import Callable
 from typing import Any
 
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.progress.deadlines import deadline_of
-from gpucoll.transport.applicants import APPLICANTS
-from gpucoll.transport.connections import MOST_BYTES, POLL_INTERVAL, Connection, Frame, Hub, StoreError, refused
+from gpucoll.transport.connections import (
+    POLL_INTERVAL,
+    TABLES,
+    Address,
+    Connection,
+    Frame,
+    Group,
+    Hub,
+    Name,
+    Ranks,
+    StoreError,
+    connect,
+    refused,
+)
 from gpucoll.transport.rendezvous import becomes
 
 # Seconds for the answer to a request. If rank 0 is stopped, the caller's own deadline and checks for dead ranks must
@@ -38,6 +51,7 @@ class KeyStore:
     """The interface of a store shared by all ranks. `foreign` lists the exceptions raised by the methods."""
 
     foreign: tuple[type[Exception], ...] = (StoreError,)
+    gone: Any = ()  # a collection of the ranks known to have ended without a goodbye
     host = ""  # the name or number of this host in the network of the ranks; "" if all ranks are on this host
 
     def set(self, key: str, value: bytes) -> None:
@@ -50,9 +64,8 @@ class KeyStore:
     def delete(self, key: str) -> None:
         raise NotImplementedError
 
-    def gone(self) -> Collection[int]:
-        """Return the ranks known to have ended without a goodbye."""
-        return ()
+    def abandon(self) -> None:
+        """End this access: the other ranks count this rank as gone, or lose the store."""
 
 
 class MemoryStore(KeyStore):
@@ -91,9 +104,6 @@ def socket_name(token: str) -> str:
     return "\0gpucoll-" + hashlib.sha256(f"{os.geteuid()} {token}".encode()).hexdigest()[:32]
 
 
-Address = tuple[str, int]  # a host's name or number, and a TCP port
-
-
 def listener_at(token: str, address: Address | None) -> socket.socket:
     """Return a socket bound to rank 0's `address`, or without an address to the abstract name of the job."""
     if address is None:
@@ -119,11 +129,22 @@ def listener_at(token: str, address: Address | None) -> socket.socket:
     return socket.create_server(("", address[1]))
 
 
-class StoreServer(MemoryStore):
-    """The store of `size` ranks, held and used by rank `own`: rank 0, or after a regrouping any rank."""
+APPLICANTS: dict[str, Group] = {}  # the groups of applicants that this process lets in, see `ports`
 
-    def __init__(self, size: int, token: str, address: Address | None = None, own: int = 0) -> None:
-        super().__init__()
+
+class StoreServer(Ranks, MemoryStore):
+    """The store of `size` ranks, held and used by rank `own`: rank 0, or in a later group any rank."""
+
+    hub: Hub | None = None  # where the ranks come; None if they have come already, as applicants
+
+    def __init__(self, size: int, token: str = "", own: int = 0, host: str = "") -> None:
+        MemoryStore.__init__(self)
+        Ranks.__init__(self, size, token, own)
+        self.host, self.answer = host, self._answer
+
+    @classmethod
+    def at(cls, address: Address | None, size: int, token: str) -> StoreServer:
+        """Return the store of rank 0, open at `address`, or without an address on this host; raises StoreError."""
         try:
             listener = listener_at(token, address)
         except OSError as error:
@@ -131,17 +152,15 @@ class StoreServer(MemoryStore):
             why = ": another job, or another process with RANK=0, has the same place; give each job a separate port" \
                 if error.errno == errno.EADDRINUSE else ""
             raise StoreError(f"init: rank 0 cannot open its store at {where} ({error}){why}") from error
-        self.host = "" if address is None else address[0]
-        self.port = 0 if address is None else int(listener.getsockname()[1])
-        self.hub = Hub(size, token, self._answer, most=MOST_BYTES, own=own, applicants=APPLICANTS)
-        self.drop = self.hub.drop
-        # Last: from here on, other threads call `_answer`, which needs `hub`.
-        self.hub.serve(listener)
+        store = cls(size, token, host="" if address is None else address[0])
+        store.hub = Hub(ChainMap({"": store}, APPLICANTS), listener, size)
+        store.hub.serve()
+        return store
 
-    def _answer(self, rank: int, frame: Frame) -> Frame:
+    def _answer(self, name: Name, frame: Frame) -> Frame:
         """Carry out a rank's request and return the answer; StoreError for an unknown request."""
         head, value = frame
-        answer: dict[str, Any] = {"number": head.get("number"), "gone": [*self.gone()]}
+        answer: dict[str, Any] = {"number": head.get("number"), "gone": [*self.gone]}
         match head:
             case {"call": "set", "key": str(key)}:
                 self.set(key, value)
@@ -155,46 +174,44 @@ class StoreServer(MemoryStore):
                 raise StoreError(f"the data received is not a call of gpucoll's store: {str(head)[:80]}")
         return answer, b""
 
-    def gone(self) -> Collection[int]:
-        return tuple(self.hub.gone)
-
     def close(self) -> None:
         """Wait for the ranks still connected, by the least limit set, and shut the store."""
         late = time.monotonic() + min(_patience)
-        while not self.hub.is_left() and time.monotonic() < late:
+        while not self.is_left() and time.monotonic() < late:
             for go_on in while_lingering:
                 go_on()
-        self.hub.close()
+        self.abandon()
+
+    def abandon(self) -> None:
+        _open.pop(self, None)
+        self.end()
+        if self.hub is not None:
+            self.hub.close()
 
 
 class StoreClient(KeyStore):
-    """Another rank's access to the store held by rank 0; any thread may call."""
+    """Another rank's access to the store, by its `connection`; any thread may call."""
 
-    def __init__(self, rank: int, size: int, token: str, timeout: float, address: Address | None = None, *,
-                 is_open: bool = False) -> None:
-        self._timeout, self._numbers, self._gone = timeout, 0, list[int]()
+    def __init__(self, connection: Connection, timeout: float, host: str = "") -> None:
+        self._connection, self._timeout = connection, timeout
+        self.gone, self._numbers = list[int](), 0
         self._is_silent = False  # whether the last request has had no answer yet
         self._lock = threading.Lock()  # held from a request to its answer: one request at a time on the connection
+        own = str(connection.socket.getsockname()[0]) if host else ""
+        self.host = host if own == "::1" or own.startswith("127.") else own
+
+    @classmethod
+    def at(cls, address: Address | None, rank: int, size: int, token: str, timeout: float) -> StoreClient:
+        """Return the access of rank `rank` to the store of rank 0, waiting until that is open."""
         deadline = time.monotonic() + timeout  # to connect and to be let in
-        if is_open and address is not None:
-            try:  # once: what refuses a connection now has ended
-                self._connection = Connection(socket.create_connection(address, timeout))
-            except OSError as error:
-                raise _unreachable(error) from None
-        else:
-            self._connection = _connected(socket_name(token) if address is None else address, timeout)
-        # Close the connection if the greeting fails.
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.drop)
-            try:
-                self._connection.join(rank, size, token, max(SILENT, deadline - time.monotonic()))
-            except TimeoutError:
-                raise CollectiveTimeout(f"init: rank 0 did not answer within {timeout:g} s", ranks=(0,)) from None
-            except (OSError, EOFError) as error:
-                raise _unreachable(error) from None
-            undo.pop_all()
-        own = "" if address is None else str(self._connection.socket.getsockname()[0])
-        self.host = address[0] if address and (own == "::1" or own.startswith("127.")) else own
+        connection = _connected(socket_name(token) if address is None else address, timeout)
+        try:
+            connection.join(rank, size, token, max(SILENT, deadline - time.monotonic()))
+        except TimeoutError:
+            raise CollectiveTimeout(f"init: rank 0 did not answer within {timeout:g} s", ranks=(0,)) from None
+        except (OSError, EOFError) as error:
+            raise _unreachable(error) from None
+        return cls(connection, timeout, "" if address is None else address[0])
 
     def _call(self, call: str, key: str, body: bytes = b"", **given: Any) -> Frame:
         """Send a request to rank 0 and return the answer, empty if none comes within ANSWER seconds.
@@ -226,7 +243,7 @@ class StoreClient(KeyStore):
             if "error" in answer:
                 raise refused(answer)
             if answer.get("number") == self._numbers:
-                self._gone, self._is_silent = answer.get("gone", []), False
+                self.gone, self._is_silent = answer.get("gone", []), False
                 return answer, value
 
     def _send(self, head: dict[str, Any], body: bytes) -> None:
@@ -248,27 +265,19 @@ class StoreClient(KeyStore):
     def delete(self, key: str) -> None:
         self._call("delete", key)
 
-    def gone(self) -> Collection[int]:
-        """Return the ranks named as gone in rank 0's last answer; asks nothing."""
-        return self._gone
-
     def close(self) -> None:
         """Say goodbye, so that rank 0 does not count this rank as gone, and close the connection."""
         # A short timeout: a stopped rank 0 must not delay the end of this process.
         with contextlib.suppress(OSError), self._lock:
             self._connection.socket.settimeout(ANSWER)
             self._connection.send({"bye": True})
-        self.drop()
-
-    def hang_up(self) -> None:
-        """End the connection without a goodbye; a request under way on another thread then fails."""
-        self._connection.hang_up()
-        with self._lock:
-            self.drop()
-
-    def drop(self) -> None:
-        """Close the socket without a goodbye."""
         self._connection.socket.close()
+
+    def abandon(self) -> None:
+        _open.pop(self, None)
+        self._connection.hang_up()  # a request under way on another thread then fails
+        with self._lock:
+            self._connection.socket.close()
 
 
 def _unreachable(error: Exception) -> StoreError:
@@ -277,34 +286,16 @@ def _unreachable(error: Exception) -> StoreError:
 
 def _connected(place: str | Address, timeout: float) -> Connection:
     """Return a connection to rank 0, trying until rank 0 has opened the store; CollectiveTimeout at the deadline."""
-    found: list[socket.socket] = []
+    found: list[Connection] = []
     reason, deadline = "", time.monotonic() + timeout
-
-    def left() -> float:
-        return max(POLL_INTERVAL, deadline - time.monotonic())
 
     def connects() -> bool:
         nonlocal reason
+        # A host may be unknown, or out of reach, until the job's network is complete.
         try:
-            if isinstance(place, tuple):
-                # A host may be unknown, or out of reach, until the job's network is complete.
-                connected = socket.create_connection(place, left())
-                # The system may have chosen rank 0's port for this end: the socket is then connected to itself.
-                if connected.getsockname() != connected.getpeername():
-                    found.append(connected)
-                    return True
-                connected.close()
-                return False
+            found.append(connect(place, max(POLL_INTERVAL, deadline - time.monotonic())))
         except OSError as error:
             reason = f" ({error})"
-            return False
-        connected = socket.socket(socket.AF_UNIX)
-        connected.settimeout(left())  # `connect` would block for ever if the listener's queue stays full
-        try:
-            connected.connect(place)
-            found.append(connected)
-        except (ConnectionRefusedError, FileNotFoundError, BlockingIOError):
-            connected.close()
         return bool(found)
 
     # Poll: a socket of an abstract name gives no notice of its creation.
@@ -313,11 +304,12 @@ def _connected(place: str | Address, timeout: float) -> Connection:
         raise CollectiveTimeout(f"init: waited {timeout:g} s for the store of rank 0; was rank 0 "
                                 f"started {where}, with the same MASTER_ADDR and MASTER_PORT? For ranks of several "
                                 "hosts MASTER_ADDR is an address that all reach, not localhost", ranks=(0,))
-    return Connection(found[0])
+    return found[0]
 
 
-# By token and address; open as long as the process lives.
-_open: dict[tuple[str, Address | None], StoreServer | StoreClient] = {}
+# By token and address, or by object; open as long as the process lives.
+_open: dict[object, StoreServer | StoreClient] = {}
+TABLES.extend([_open, APPLICANTS])
 while_lingering: list[Callable[[], None]] = []  # called while rank 0 waits at exit
 _patience = [LINGER]  # limits on rank 0's wait at exit; the least counts
 
@@ -329,37 +321,15 @@ def open_store(rank: int, size: int, token: str, timeout: float, address: Addres
     """
     key = token, address
     if key not in _open:
-        _open[key] = StoreClient(rank, size, token, timeout, address) if rank else StoreServer(size, token, address)
+        _open[key] = StoreClient.at(address, rank, size, token, timeout) if rank else \
+            StoreServer.at(address, size, token)
     return _open[key]
 
 
-def host_store(rank: int, size: int, token: str, host: str) -> tuple[StoreServer, Address]:
-    """Open a store at a free port of this host, named `host`, on rank `rank`; return the store and the address."""
-    store = StoreServer(size, token, (host, 0), own=rank)
-    _open[token, (host, store.port)] = store
-    return store, (host, store.port)
-
-
-def reach_store(rank: int, size: int, token: str, timeout: float, address: Address) -> StoreClient:
-    """Return the store opened by `host_store` at `address` on another rank; `rank` is this process'.
-
-    Raises StoreError if the other rank has ended.
-    """
-    store = _open[token, address] = StoreClient(rank, size, token, timeout, address, is_open=True)
+def kept(store: StoreServer | StoreClient) -> KeyStore:
+    """Return the store of a later group, closed at the end of the process."""
+    _open[store] = store
     return store
-
-
-def abandon(store: KeyStore) -> None:
-    """End a store opened by `host_store` or `reach_store`: the other ranks count this rank as gone, or lose the store.
-
-    So no rank goes on in a group that this rank has given up.
-    """
-    for place in [place for place, one in _open.items() if one is store]:
-        del _open[place]
-    if isinstance(store, StoreServer):
-        store.hub.close()
-    elif isinstance(store, StoreClient):
-        store.hang_up()
 
 
 def linger_at_most(seconds: float) -> None:
@@ -373,12 +343,5 @@ def close_stores() -> None:
         _open.popitem()[1].close()
 
 
-def _after_fork() -> None:
-    """Close the sockets in the child of a fork: the connections must end with the parent."""
-    while _open:
-        _open.popitem()[1].drop()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 # Runs after the communicators' last messages: exit handlers run in reverse order, and theirs is registered later.
 atexit.register(close_stores)

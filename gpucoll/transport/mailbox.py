@@ -101,7 +101,7 @@ class StoreRanks:
             # A value present is taken even from a rank that has ended since.
             if text is not None:
                 came.append(decode(text))
-            elif rank in self._store.gone():
+            elif rank in self._store.gone:
                 raise RankFailedError(f"rank {rank} ended before all ranks had joined", ranks=(rank,))
 
     def missing(self) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ def greetings(recorded):
     lengths = st.sampled_from((0, 1, 7, MOST_JSON, MOST_JSON + 1, 1 << 31, (1 << 32) - 1))
     return st.one_of(any_content(b"GET / HTTP/1.1\r\n\r\n", frame(json.dumps(recorded[0]).encode())), said,
                      DEEP.map(frame), st.lists(said, min_size=2, max_size=5).map(b"".join),
-                     st.builds(frame, st.just(b'{"rank": 1}'), lengths, lengths))
+                     st.builds(frame, st.just(b'{"name": 1}'), lengths, lengths))
 
 
 def holds(content, body, count):

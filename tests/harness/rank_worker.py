@@ -102,9 +102,9 @@ def communicator_for(world, size, generation, made):
 @functools.cache
 def open_door():
     """Open and serve this process' join port: a rank that has failed keeps it for the life of the process."""
-    from gpucoll.transport.join_ports import join_port
+    from gpucoll.transport.ports import port
 
-    join_port("", 1).serve()
+    port("", 1).serve()
 
 
 def perform(order, world, made):

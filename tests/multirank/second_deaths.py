@@ -30,18 +30,18 @@ from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.executors.engine import EngineExecutor
 from gpucoll.executors.engine.neighbours import NodeRanks
 from gpucoll.launch import bootstrap, launchers, regroup
-from gpucoll.transport import applicants, kvstore, mailbox
+from gpucoll.transport import connections, kvstore, mailbox, ports
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the rooms of the tests
 
 from harness.pace import seconds
 
 # The functions whose calls count as steps, with a step before and a step after the call.
-STEPS = [(elastic, "_give_up"), (regroup, "survivors"), (regroup, "grown"), (regroup, "ask"), (regroup, "_invite"),
-         (regroup, "host_store"), (regroup, "reach_store"), (regroup, "_await_arrivals"), (regroup, "place_of"),
-         (applicants.Applicant, "notify"), (links, "offer"), (links, "membership"), (mailbox.StoreRanks, "allgather"),
-         (bootstrap, "check_alike"), (EngineExecutor, "meet"), (NodeRanks, "_try"), (MetadataExchange, "all_gather"),
-         (mailbox.StoreMessages, "Isend"), (kvstore.MemoryStore, "set"), (kvstore.StoreClient, "set")]
+STEPS = [(elastic, "_give_up"), (regroup, "survivors"), (regroup, "grown"), (ports, "apply"),
+         (regroup, "_invite"), (regroup, "_place_of"), (connections.Group, "take"), (links, "offer"),
+         (links, "membership"), (mailbox.StoreRanks, "allgather"), (bootstrap, "check_alike"), (EngineExecutor, "meet"),
+         (NodeRanks, "_try"), (MetadataExchange, "all_gather"), (mailbox.StoreMessages, "Isend"),
+         (kvstore.MemoryStore, "set"), (kvstore.StoreClient, "set")]
 FAILURES = gc.RankFailedError, gc.RevokedError
 
 

@@ -37,9 +37,9 @@ def test_survivors_go_on(group, dies):
 MEETS = """
 import socket
 from gpucoll.communicator.links import StoreLink
-from gpucoll.transport import join_ports
+from gpucoll.transport import ports
 comm, meets = world(), StoreLink.regrouped
-(port,) = join_ports._ports.values()
+(port,) = ports._ports.values()
 def regrouped(*given, **more):
     socket.create_connection(port.address, timeout).close()  # as a newcomer does at this moment
     return meets(*given, **more)
@@ -210,26 +210,20 @@ def test_a_living_rank_that_stays_away_is_named(group):
 DIES_IN_GROW = """
 comm = world()
 comm.barrier()
-if rank == 1:
-    comm._core.link.members = comm._core.link.members._replace(admitting_rank=1)  # comes to no other rank
-    import gpucoll.launch.regroup as regroup
-    regroup._Roll = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
-if rank == 2:  # comes after the death, and after rank 0, had that rank left at once
-    import gpucoll.launch.regroup as regroup
-    from gpucoll.transport.rendezvous import becomes
-    follow, ended = regroup._follow, comm._core.link.processes.ended
-    regroup._follow = lambda *given: (becomes(lambda: 1 in ended(), timeout), becomes(lambda: 0 in ended(), 1),
-                                      follow(*given))[-1]
+if rank == int(how[0]):  # the other ranks wait for a newcomer
+    gc.communicator.elastic.regroup.grown = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+began = time.monotonic()
 try:
-    comm.grow(size, timeout)
+    comm.grow(size + 1, timeout)
 except gc.RankFailedError as error:
-    say(ranks=error.ranks)
+    say(ranks=error.ranks, prompt=time.monotonic() < began + timeout / 2)
 """
 
 
-def test_a_member_that_dies_while_the_group_grows_is_named(group):
-    group.start_all(DIES_IN_GROW, 3)
-    assert group.said() == [{"ranks": [1]}] * 2
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_member_that_dies_while_the_group_grows_is_named(group, dies):
+    group.start_all(DIES_IN_GROW, 3, str(dies))
+    assert group.said() == [{"ranks": [dies], "prompt": True}] * 2
 
 
 # ---------------------------------------------------------------- under a launcher

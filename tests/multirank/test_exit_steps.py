@@ -20,7 +20,7 @@ if first.rank == 1:
         raise [RuntimeError, KeyboardInterrupt][step == "devices.stop"]("a broken step")
     life = comms[0]._core.life
     owners = {"drain_all": end, "devices": end.devices, "host": life.host, "life": life,
-              "processes": life.link.processes, "close_stores": end.kvstore, "close_ports": end.join_ports}
+              "processes": life.link.processes, "close_stores": end.kvstore, "close_ports": end.ports}
     owner, _, method = step.partition(" ")[0].partition(".")
     setattr(owners[owner], method or owner, breaks)
     sys.exit(0)

@@ -17,8 +17,9 @@ from harness.pace import seconds
 PROGRAM = Path(__file__).with_name("second_deaths.py")
 SLOW = pytest.mark.slow
 # The dying rank, and its last step; after `all_gather:2` some ranks have the new group, and others not.
-LEADER = "_invite:1 notify:2 allgather:2 meet:1 all_gather:2"
-OTHER = "ask:2 reach_store:1 membership:2 all_gather:2"
+LEADER = "_invite:1 take:2 allgather:2 meet:1 all_gather:2"
+GROWN = "all_gather:3 all_gather:5 all_gather:6"
+OTHER = "apply:2 _place_of:1 membership:2 all_gather:2"
 
 
 def run(folder, *given):
@@ -34,13 +35,11 @@ def run(folder, *given):
     ("grow", -1, 100, "meet:1 all_gather:2"),
     pytest.param("shrink", 0, 1, LEADER, marks=SLOW),
     pytest.param("shrink", 0, 3, OTHER, marks=SLOW),
-    pytest.param("shrink", 3, 0, "survivors:1 notify:1 _await_arrivals:1 check_alike:1 meet:2 all_gather:1",
-                 marks=SLOW),
-    pytest.param("grow", -1, 0, "_invite:1 notify:2 allgather:2 meet:1 all_gather:3 all_gather:4", marks=SLOW),
-    pytest.param("grow", -1, 1, "grown:1 ask:1 reach_store:2 membership:2 meet:1 all_gather:3 all_gather:4",
-                 marks=SLOW),
-    pytest.param("grow", -1, 100, "reach_store:1 allgather:1 membership:2 all_gather:1", marks=SLOW),
-    pytest.param("replace", 3, 1, "all_gather:3 all_gather:4 all_gather:6 grown:1 all_gather:7 all_gather:8",
+    pytest.param("shrink", 3, 0, "survivors:1 take:1 _invite:2 check_alike:1 meet:2 all_gather:1", marks=SLOW),
+    pytest.param("grow", -1, 0, f"_invite:1 take:2 allgather:2 meet:1 {GROWN}", marks=SLOW),
+    pytest.param("grow", -1, 1, f"grown:1 apply:1 _place_of:2 membership:2 meet:1 {GROWN}", marks=SLOW),
+    pytest.param("grow", -1, 100, "apply:2 _place_of:1 allgather:1 membership:2 all_gather:1", marks=SLOW),
+    pytest.param("replace", 3, 1, "all_gather:3 all_gather:4 all_gather:6 grown:1 all_gather:7 all_gather:9",
                  marks=SLOW),
     pytest.param("replace", 0, 100, "meet:1 all_gather:1 all_gather:2", marks=SLOW)])
 def test_the_others_are_one_group(tmp_path, call, first, victim, steps):
@@ -83,7 +82,7 @@ if rank == 3:
     os._exit(0)
 if rank == 2:
     from gpucoll.launch import regroup
-    regroup.reach_store = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+    regroup._place_of = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
 """ + SHRINKS + """sys.stdout.write(f"{comm.all_gather(numpy.array([rank])).ravel().tolist()}\\n")
 comm.close()
 """

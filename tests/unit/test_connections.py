@@ -21,7 +21,7 @@ from unit.strangers import attack, connected_to
 
 TOKEN = "0123456789abcdef"
 NONCES = "0" * 32, "1" * 32
-GREETING = {"rank": 1, "size": 3, "version": gc.__version__, "nonce": NONCES[1], "proof": "0" * 64}
+GREETING = {"group": "", "name": 1, "size": 3, "version": gc.__version__, "nonce": NONCES[1], "proof": "0" * 64}
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +38,15 @@ def uncaught(monkeypatch):
 
 @contextlib.contextmanager
 def listening(size=3, answer=lambda rank, frame: None, listener=None):
-    """Yield a hub and a function connecting to the hub."""
-    listener = listener or socket.create_server(("127.0.0.1", 0))
-    hub = Hub(size, TOKEN, answer)
-    hub.serve(listener)
+    """Yield ranks with their hub, and a function connecting to the hub."""
+    ranks = connections.Ranks(size, TOKEN)
+    ranks.answer = answer
+    hub = ranks.hub = Hub({"": ranks}, listener or socket.create_server(("127.0.0.1", 0)), size)
+    hub.serve()
     try:
-        yield hub, connected_to(socket.AF_INET, listener.getsockname())
+        yield ranks, connected_to(socket.AF_INET, ("127.0.0.1", hub.port))
     finally:
+        ranks.end()
         hub.close()
 
 
@@ -57,13 +59,14 @@ def comes(connect, rank=1, size=3):
 
 @pytest.mark.parametrize("said", [
     b"GET / HTTP/1.1\r\n\r\n", LENGTHS.pack(1 << 30, 0), LENGTHS.pack(2, 9) + b"{}", LENGTHS.pack(4, 0) + b"1234",
-    {}, *({"rank": rank} for rank in (None, True, 0, -1, 3, 10 ** 4000, 1.0, 1e999, "1", "\ud800", [[[1]]])),
+    {}, *({"name": rank} for rank in (None, True, 0, -1, 3, 10 ** 4000, 1.0, 1e999, "1", "\ud800", [[[1]]])),
     *({"nonce": nonce} for nonce in (None, 1, "", "1" * 31, "\ud800" * 32, "A" * 32, ["1"] * 32)),
     *({"proof": right} for right in (None, 1, "", "\u00e9", "\ud800", [], proof(TOKEN, "rank", 1, NONCES),
-                                     proof("guessed", "rank", 1, NONCES)))])
+                                     proof("guessed", "rank", 1, NONCES))),
+    *({"group": key} for key in (None, 1, [], "another", "\ud800"))])
 def test_strangers_are_sent_away(said):
     """Malformed or too long frames, wrong types and unknown tokens are answered by an error; no rank notices."""
-    with listening() as (hub, connect), connect() as connected:
+    with listening() as (ranks, connect), connect() as connected:
         stranger = Connection(connected)
         assert stranger.read(0)[0].keys() == {"nonce"}
         stranger.send({**GREETING, **said}) if isinstance(said, dict) else connected.sendall(said)
@@ -71,7 +74,7 @@ def test_strangers_are_sent_away(said):
             assert stranger.read(0)[0].keys() == {"error"}
         with pytest.raises((EOFError, ConnectionResetError)):
             stranger.read(0)
-        assert ({*hub.gone}, hub._here) == (set(), {})
+        assert ({*ranks.gone}, ranks.members) == (set(), {})
 
 
 def test_a_greeting_has_one_deadline(monkeypatch):
@@ -88,30 +91,30 @@ def test_a_greeting_has_one_deadline(monkeypatch):
 
 
 def test_silent_strangers_keep_no_rank_out():
-    with listening() as (hub, connect), contextlib.ExitStack() as stack:
+    with listening() as (ranks, connect), contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connect()) for _ in range(3 + STRANGERS)]
-        assert becomes(lambda: len(hub._unproved) == len(silent))
+        assert becomes(lambda: len(ranks.hub._unproved) == len(silent))
         comes(connect).socket.close()
-        assert becomes(lambda: {*hub.gone} == {1})
+        assert becomes(lambda: {*ranks.gone} == {1})
         oldest = Connection(silent[0])
         assert oldest.read()[0].keys() == {"nonce"}
         with pytest.raises(EOFError):  # only the stranger connected for longest was dropped
             oldest.read()
-        assert becomes(lambda: len(hub._unproved) == len(silent) - 1)
+        assert becomes(lambda: len(ranks.hub._unproved) == len(silent) - 1)
 
 
 def test_a_flood_does_not_drive_out_a_rank_that_greets(monkeypatch):
     """A newly connected rank keeps a place during the grace period, although strangers wait for places."""
     monkeypatch.setattr(connections, "GRACE", seconds(600))
-    with listening() as (hub, connect), contextlib.ExitStack() as stack:
+    with listening() as (ranks, connect), contextlib.ExitStack() as stack:
         rank = Connection(stack.enter_context(connect()))
-        assert becomes(lambda: len(hub._unproved) == 1)
+        assert becomes(lambda: len(ranks.hub._unproved) == 1)
         for _ in range(STRANGERS + 12):
             stack.enter_context(connect())
-        assert becomes(lambda: len(hub._unproved) == 3 + STRANGERS)
+        assert becomes(lambda: len(ranks.hub._unproved) == 3 + STRANGERS)
         rank.join(1, 3, TOKEN, seconds(60))
-        assert becomes(lambda: [*hub._here] == [1])
-        assert becomes(lambda: len(hub._unproved) == 3 + STRANGERS)  # a waiting stranger has taken the free place
+        assert becomes(lambda: [*ranks.members] == [1])
+        assert becomes(lambda: len(ranks.hub._unproved) == 3 + STRANGERS)  # a waiting stranger has taken the free place
 
 
 def test_a_hub_goes_on_without_threads_and_descriptors(monkeypatch):
@@ -147,13 +150,13 @@ def test_an_error_of_a_connections_thread_ends_that_connection(caplog):
     def answer(rank, frame):
         raise KeyError("\ud800")
 
-    with listening(answer=answer) as (hub, connect):
+    with listening(answer=answer) as (ranks, connect):
         first, second = comes(connect), comes(connect, 2)
         first.send({})
         with pytest.raises(EOFError):
             first.read()
-        assert becomes(lambda: {*hub.gone} == {1})
-        assert [*hub._here] == [2]
+        assert becomes(lambda: {*ranks.gone} == {1})
+        assert [*ranks.members] == [2]
         assert "of rank 1, after an error: KeyError('\\ud800')" in caplog.text
         for connection in (first, second):
             connection.socket.close()
@@ -161,14 +164,14 @@ def test_an_error_of_a_connections_thread_ends_that_connection(caplog):
 
 def test_a_stranger_that_is_heard_out_is_no_rank():
     """Recorded greetings prove nothing: neither a rank's towards rank 0, nor rank 0's towards a rank."""
-    with listening() as (hub, connect), connect() as connected, connect() as again:
+    with listening() as (ranks, connect), connect() as connected, connect() as again:
         rank, said, heard = Connection(connected), [], []
         send, read = rank.send, rank.read
         rank.send = lambda head: said.append(head) or send(head)
         rank.read = lambda *given: heard.append(read(*given)) or heard[-1]
         rank.join(1, 3, TOKEN, seconds(60))
         connected.close()
-        assert becomes(lambda: {*hub.gone} == {1})
+        assert becomes(lambda: {*ranks.gone} == {1})
         stranger = Connection(again)
         stranger.read(0)
         stranger.send(said[0])
@@ -206,24 +209,25 @@ def test_neither_ends_proof_serves_as_the_others():
 def test_a_hub_that_closes_ends_what_is_there(monkeypatch):
     """Closing ends all connections at once: a stranger's greeting would have a later deadline."""
     monkeypatch.setattr(connections, "GREETING", seconds(600))
-    with listening() as (hub, connect), connect() as silent:
+    with listening() as (ranks, connect), connect() as silent:
         silent.settimeout(seconds(30))
         rank, stranger = comes(connect), Connection(silent)
         assert stranger.read(0)[0].keys() == {"nonce"}
-        hub.close()
+        ranks.end()
+        ranks.hub.close()
         for connection in (rank, stranger):
             with pytest.raises(EOFError):
                 connection.read(0)
         assert becomes(lambda: "gpucoll hub" not in {thread.name for thread in threading.enumerate()})
-        assert ({*hub.gone}, hub._here, hub._unproved) == (set(), {}, {})
+        assert ({*ranks.gone}, ranks.members, ranks.hub._unproved) == (set(), {}, {})
         rank.socket.close()
 
 
 def test_another_users_process_is_not_heard(monkeypatch):
     monkeypatch.setattr(Connection, "is_own_users", lambda connection: False)
-    with listening() as (hub, connect), connect() as connected, contextlib.suppress(ConnectionResetError):
+    with listening() as (ranks, connect), connect() as connected, contextlib.suppress(ConnectionResetError):
         assert connected.recv(1) == b""
-        assert hub._unproved == {}
+        assert ranks.hub._unproved == {}
 
 
 # ---------------------------------------------------------------- fuzzing
@@ -237,7 +241,7 @@ def recorded(token):
     found = []
     for rank in (1, 2, 3):
         nonces = secrets.token_hex(16), secrets.token_hex(16)
-        found.append({"rank": rank, "size": 4, "version": gc.__version__, "nonce": nonces[1],
+        found.append({"group": "", "name": rank, "size": 4, "version": gc.__version__, "nonce": nonces[1],
                       "proof": proof(token, "rank", rank, nonces)})
     return json.loads(json.dumps(found))
 
@@ -260,7 +264,7 @@ class Besieged(Ranks):
 def test_strangers_at_the_watch_of_several_hosts(count, monkeypatch):
     ranks, told, hubs, answers, silent = Besieged(4, 7200), [], [], set(), contextlib.ExitStack()
     serve = Hub.serve
-    monkeypatch.setattr(Hub, "serve", lambda hub, listener: hubs.append(hub) or serve(hub, listener))
+    monkeypatch.setattr(Hub, "serve", lambda hub: hubs.append(hub) or serve(hub))
     monkeypatch.setattr(remote, "ANSWER", seconds(60))
     monkeypatch.setattr(remote, "CONNECT", seconds(600))
 
@@ -288,8 +292,8 @@ def test_strangers_at_the_watch_of_several_hosts(count, monkeypatch):
 def test_strangers_at_the_store(count, monkeypatch):
     monkeypatch.setattr(kvstore, "ANSWER", seconds(60))
     token = secrets.token_hex(8)
-    server = kvstore.StoreServer(4, token)
-    clients = [kvstore.StoreClient(rank, 4, token, seconds(60)) for rank in (1, 2)]
+    server = kvstore.StoreServer.at(None, 4, token)
+    clients = [kvstore.StoreClient.at(None, rank, 4, token, seconds(60)) for rank in (1, 2)]
     connect, numbers = connected_to(socket.AF_UNIX, kvstore.socket_name(token)), itertools.count()
 
     def look():
@@ -302,16 +306,16 @@ def test_strangers_at_the_store(count, monkeypatch):
     silent = contextlib.ExitStack()
     for _ in range(STRANGERS + 8):
         silent.enter_context(connect())
-    clients.append(kvstore.StoreClient(3, 4, token, seconds(60)))
+    clients.append(kvstore.StoreClient.at(None, 3, 4, token, seconds(60)))
     clients[2].set("last", b"3")
     assert [client.get("last") for client in clients] == [b"3"] * 3
     assert {*server._values} == {"key", "last"}
-    assert [*map(list, (server.gone(), *(client.gone() for client in clients)))] == [[]] * 4
+    assert [[*one.gone] for one in (server, *clients)] == [[]] * 4
     silent.close()
     for client in clients:
         client.close()
-    assert server.hub.is_left(seconds(60))
-    server.hub.close()
+    assert server.is_left(seconds(60))
+    server.abandon()
 
 
 def within(hub):

@@ -7,6 +7,7 @@ import pytest
 
 from gpucoll.health import remote
 from gpucoll.health.remote import Watch, reachable
+from gpucoll.transport import connections
 from gpucoll.transport.connections import Connection, Hub
 from harness.pace import seconds
 from harness.watch_threads import Ranks, becomes, made
@@ -39,12 +40,7 @@ def test_a_connection_that_breaks_off_is_a_death(watches):
     watches[2].drop()
     for rank in (0, 1, 3):
         assert grows_to([2], watches[rank].gone)
-    hub = watches[0]._hub
-    with hub._changed:
-        here = dict(hub._here)
-        hub._here.clear()
-    for connection in here.values():  # as if rank 0's process had ended
-        connection.socket.shutdown(socket.SHUT_RDWR)
+    watches[0]._ranks.end()  # as if rank 0's process had ended
     for rank in (1, 3):
         assert grows_to([2, 0], watches[rank].gone)
         assert watches[rank].silent(1) is None
@@ -62,18 +58,18 @@ def test_who_waits_in_an_earlier_call_is_silent_only_if_all_wait(watches):
 
 def test_who_leaves_in_order_has_not_died(watches):
     watches[1].close()
-    assert becomes(lambda: 1 not in watches[0]._hub._here)
+    assert becomes(lambda: 1 not in watches[0]._ranks.members)
     watches[0].close()
     assert becomes(lambda: watches[3].gone() or watches[3].fileno() is None)  # rank 0's farewell has arrived
     assert [watch.gone() for watch in watches] == [[]] * 4
 
 
 def listening(size):
-    """Return a hub knowing only the token, and the hub's port."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    hub = Hub(size, TOKEN, lambda rank, frame: None)
-    hub.serve(listener)
-    return hub, listener.getsockname()[1]
+    """Return ranks known by the token alone, and the port of their hub."""
+    ranks = connections.Ranks(size, TOKEN)
+    hub = ranks.hub = Hub({"": ranks}, socket.create_server(("127.0.0.1", 0)), size)
+    hub.serve()
+    return ranks, hub.port
 
 
 def connecting():
@@ -84,7 +80,7 @@ def connecting():
 
 
 def test_a_hub_that_does_not_know_the_token_is_no_hub():
-    hub, port = listening(2)
+    ranks, port = listening(2)
     watch = connecting()
     watch._connects("127.0.0.1", port, 2, "another", seconds(60))
     assert watch._connection is None
@@ -94,12 +90,13 @@ def test_a_hub_that_does_not_know_the_token_is_no_hub():
     watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))
     assert watch._connection is connection  # rank 1 is connected already
     connection.socket.close()
-    hub.close()
+    ranks.end()
+    ranks.hub.close()
 
 
 def test_a_rank_whose_place_strangers_take_comes_again(monkeypatch):
     """The first greetings of a rank end without an answer, as in a flood of connections; the rank tries again."""
-    hub, port = listening(2)
+    ranks, port = listening(2)
     joined, tries = Connection.join, []
 
     def join(connection, *given):
@@ -113,7 +110,8 @@ def test_a_rank_whose_place_strangers_take_comes_again(monkeypatch):
     watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))
     assert len(tries) == 3
     watch._connection.socket.close()
-    hub.close()
+    ranks.end()
+    ranks.hub.close()
 
 
 def test_rank_0_listens_where_it_says_until_all_have_come(monkeypatch):
@@ -121,9 +119,9 @@ def test_rank_0_listens_where_it_says_until_all_have_come(monkeypatch):
     monkeypatch.setattr(remote, "CONNECT", seconds(60))
     serve, connects, bound, told = Hub.serve, Watch._connects, [], []
 
-    def noted(hub, listener):
-        bound.append(listener.getsockname())
-        serve(hub, listener)
+    def noted(hub):
+        bound.append(hub._listener.getsockname())
+        serve(hub)
 
     def heard(watch, *given):
         told.append(given[:2])
@@ -156,7 +154,7 @@ def test_a_rank_that_is_not_watched_is_neither_dead_nor_silent(monkeypatch, capl
     with made(Ranks(3), (0, 1, 2)) as watches:
         assert "ranks [1] cannot reach rank 0" in caplog.text
         assert sorted(greetings) == [1, 2]  # no second greeting: rank 0 would find rank 1 connected already
-        assert becomes(lambda: {*watches[0]._hub.gone} == {1})
+        assert becomes(lambda: {*watches[0]._ranks.gone} == {1})
         assert [watch.gone() for watch in watches] == [[]] * 3
         assert [watch.silent(1) for watch in watches] == [{2}, None, {0}]
 

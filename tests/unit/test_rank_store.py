@@ -20,7 +20,7 @@ from gpucoll.transport.rendezvous import becomes
 from harness.pace import seconds
 
 NONCE = "1" * 32
-HELLO = {"rank": 1, "size": 3, "version": gc.__version__, "nonce": NONCE}
+HELLO = {"group": "", "name": 1, "size": 3, "version": gc.__version__, "nonce": NONCE}
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def token():
 
 @pytest.fixture
 def server(token):
-    server = kvstore.StoreServer(3, token)
+    server = kvstore.StoreServer.at(None, 3, token)
     yield server
-    server.hub.close()
+    server.abandon()
 
 
 def answer_to(token, what):
@@ -47,7 +47,7 @@ def answer_to(token, what):
             connected.shutdown(socket.SHUT_WR)
         else:
             known = what.pop("token", token)
-            connection.send(what | proven(known, what["rank"], nonce))
+            connection.send(what | proven(known, what["name"], nonce))
         try:
             return connection.read()[0]
         except (EOFError, ConnectionError):
@@ -61,15 +61,15 @@ def proven(token, rank, nonce):
 @pytest.fixture
 def silent(token):
     """Return the client of a store that lets ranks in, and then answers nothing, as if its process were stopped."""
-    server, goes_on = kvstore.StoreServer(2, token), threading.Event()
-    answer = server.hub._answer
-    server.hub._answer = lambda rank, frame: (goes_on.wait(seconds(60)), answer(rank, frame))[1]
-    client = kvstore.StoreClient(1, 2, token, seconds(60))
+    server, goes_on = kvstore.StoreServer.at(None, 2, token), threading.Event()
+    answer = server.answer
+    server.answer = lambda rank, frame: (goes_on.wait(seconds(60)), answer(rank, frame))[1]
+    client = kvstore.StoreClient.at(None, 1, 2, token, seconds(60))
     client.goes_on, client.server = goes_on.set, server
     yield client
     goes_on.set()
     client.close()
-    server.hub.close()
+    server.abandon()
 
 
 def test_a_wait_and_its_requests_have_one_deadline(silent, monkeypatch):
@@ -105,25 +105,22 @@ def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):
     heard = []
     call = {"call": "delete", "key": ""}, b""
 
-    def serve(hub, listener):
-        heard.append(hub._answer(1, call))
-        listener.close()
-
-    monkeypatch.setattr(Hub, "serve", serve)
-    kvstore.StoreServer(3, token)
+    monkeypatch.setattr(Hub, "serve", lambda hub: heard.append(hub._groups[""].answer(1, call)) or hub.close())
+    kvstore.StoreServer.at(None, 3, token)
     assert heard == [({"number": None, "gone": []}, b"")]
 
 
 @pytest.mark.parametrize(("hello", "words"), [
     ({"token": "guessed"}, "another token"), ({"token": None}, "another token"),
-    ({"token": "guessed", "rank": 3}, "another token"), ({"proof": 1}, "another token"),
+    ({"token": "guessed", "name": 3}, "another token"), ({"proof": 1}, "another token"),
     ({"size": 2}, "with the same version and number"), ({"version": "0.0"}, "with the same version and number"),
-    ({"rank": 0}, "not in 1..2"), ({"nonce": "1"}, "the nonce is missing"), ({"rank": 3}, "not in 1..2"),
-    ({"rank": True}, "the rank or the nonce"), ({"rank": "1"}, "the rank or the nonce")])
+    ({"name": 0}, "not in 1..2"), ({"nonce": "1"}, "the nonce is missing"), ({"name": 3}, "not in 1..2"),
+    ({"name": True}, "the rank or the nonce"), ({"name": 1.0}, "the rank or the nonce"),
+    ({"name": "1"}, "not in 1..2")])
 def test_strangers_are_sent_away(server, token, hello, words):
     right = {"token": None} if "proof" in hello else {}
     assert words in answer_to(token, {**HELLO, **right, **hello})["error"]
-    kvstore.StoreClient(1, 3, token, 60.0).close()  # the store still accepts ranks
+    kvstore.StoreClient.at(None, 1, 3, token, 60.0).close()  # the store still accepts ranks
 
 
 @pytest.mark.parametrize("garbage", [
@@ -131,23 +128,22 @@ def test_strangers_are_sent_away(server, token, hello, words):
     LENGTHS.pack(2, 1 << 20) + b"{}", LENGTHS.pack(5000, 0) + b"[" * 5000])
 def test_garbage_is_a_typed_error_and_the_store_goes_on(server, token, garbage):
     assert "not a frame of gpucoll's store" in answer_to(token, garbage)["error"]
-    client = kvstore.StoreClient(1, 3, token, 60.0)
+    client = kvstore.StoreClient.at(None, 1, 3, token, 60.0)
     for wrong in (("set", 3), ("eval", "x"), ("get", "x")):
         with pytest.raises(kvstore.StoreError, match="not a call of gpucoll's store"):
             client._call(*wrong)
-        client.drop()
-        with server.hub._changed:
-            assert server.hub._changed.wait_for(lambda: 1 not in server.hub._here, 60)
-        client = kvstore.StoreClient(1, 3, token, 60.0)
+        client._connection.socket.close()
+        assert server.is_left(60)
+        client = kvstore.StoreClient.at(None, 1, 3, token, 60.0)
     client.close()
 
 
 def test_one_rank_of_a_number_and_one_rank_0(server, token):
-    with_it = kvstore.StoreClient(1, 3, token, 60.0)
+    with_it = kvstore.StoreClient.at(None, 1, 3, token, 60.0)
     with pytest.raises(gc.BackendError, match=r"GC-STORE.*is taken; RANK must differ"):
-        kvstore.StoreClient(1, 3, token, 60.0)
+        kvstore.StoreClient.at(None, 1, 3, token, 60.0)
     with pytest.raises(gc.BackendError, match="give each job a separate port"):
-        kvstore.StoreServer(3, token)
+        kvstore.StoreServer.at(None, 3, token)
     with_it.close()
 
 

@@ -1,0 +1,173 @@
+"""Ports where processes apply for a place in a new communicator, and the applicants at this process' ports.
+
+Every process of a communicator keeps a TCP port open from the start. The system completes connections to the port as
+long as the process lives, and ends them with the process: a refused or broken connection shows that the process is
+dead. The port is served, by a thread, from the first regrouping on.
+
+An applicant is a rank of a failed or growing communicator, or a newcomer of `gpucoll.join`. The applicant's greeting
+names the key of the communicator ("" for a newcomer). The applicant then waits for a frame of JSON, and leaves by
+ending the connection.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import socket
+import time
+from typing import Any
+
+from gpucoll.transport.connections import CHANGED, POLL_INTERVAL, TABLES, Address, Connection, Group, Hub, connect
+from gpucoll.transport.kvstore import APPLICANTS, listener_at
+
+LOOPBACK = "127.0.0.1"
+BACKLOG = 4096  # connections completed by the system before the port is served; the system has its own limit
+REACH = 5.0  # seconds to connect to another process: a host that does not answer counts as dead
+NEWCOMERS = "newcomers"  # the key of newcomers, in place of a communicator's
+LEFT = {"left": True}  # told to applicants of a communicator that this process has left
+
+
+class Applicants(Group):
+    """The applicants of a communicator, by name and in the order of arrival; of several of one name the last."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__(token)
+        self.uses = 0  # the number of this process' communicators with this key
+        self.has_left = False
+
+    def take(self, connection: Connection, name: Any) -> None:
+        self.members.pop(name, None)
+        super().take(connection, name)
+        if self.has_left:
+            self.notify(name, LEFT)
+
+    def notify(self, name: Any, head: dict[str, Any]) -> None:
+        """Send an applicant its answer; an applicant that has just left hears nothing."""
+        with CHANGED, contextlib.suppress(OSError):
+            self.members.pop(name).send(head)
+
+
+def applicants(key: str, token: str, use: int = 0) -> Applicants:
+    """Return the applicants of the communicator `key`, let in with this token.
+
+    `use` is 1 for one more communicator with this key, in which this process takes part.
+    """
+    with CHANGED:
+        found = APPLICANTS.setdefault(key, Applicants(token))
+        assert isinstance(found, Applicants)
+        found.token, found.uses = token, found.uses + use
+        found.has_left &= not use
+        return found
+
+
+def release(key: str, *, leaves: bool) -> None:
+    """Forget a communicator with the key `key`. After the last one, applicants are refused.
+
+    With `leaves` they learn that this process takes no part, now and later.
+    """
+    with CHANGED:
+        found = APPLICANTS.get(key)
+        if isinstance(found, Applicants):
+            found.uses = max(0, found.uses - 1)
+            found.has_left = leaves and not found.uses
+            for name in [*found.members] if found.has_left else ():
+                found.notify(name, LEFT)
+            if not found.uses and not leaves:
+                del APPLICANTS[key]
+                found.end()
+
+
+class Port(Hub):
+    """A port of this process where applicants come; `users` counts the communicators with ranks that know the port."""
+
+    def __init__(self, address: Address) -> None:
+        listener = listener_at("", address)
+        listener.listen(BACKLOG)
+        super().__init__(APPLICANTS, listener)
+        self.address, self.users = (address[0], self.port), 0
+
+
+_ports: dict[str, Port] = {}  # of this process, by the name of the host
+# Addresses given by users where this process lets newcomers in; None is the port of a store.
+_held: dict[Address, Port | None] = {}
+TABLES.extend([_ports, _held])
+
+
+def port(host: str, use: int = 0) -> Port:
+    """Return the port of this process in the network where this host is named `host`; "" is this host alone.
+
+    `use` is 1 for a new communicator and -1 for the end of a communicator: the last end closes the port.
+    """
+    name = host or LOOPBACK
+    with CHANGED:
+        found = _ports.get(name) or _ports.setdefault(name, Port((name, 0)))
+        found.users += use
+        if is_last := use < 0 and found.users == 0:
+            del _ports[name]
+    if is_last:
+        found.close()
+        if NEWCOMERS in APPLICANTS:  # they look for another port
+            APPLICANTS[NEWCOMERS].end()
+    return found
+
+
+def holds(address: Address, *, is_open: bool = False) -> bool:
+    """Return whether this process lets newcomers in at `address`, after an attempt to take over the port.
+
+    `is_open` tells that a store of this process has the port.
+    """
+    if is_open:
+        _held.setdefault(address, None)
+    if address not in _held:
+        try:
+            family, *_, found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+            # A host may call itself by a loopback address, in its own file of names alone.
+            if str(found[0]).startswith("127.") and address[0] not in ("localhost", found[0]):
+                return False
+            # Only an address of this host: the port may be free here, and the address another host's.
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.bind((found[0], 0))
+            _held[address] = Port(address)
+        except OSError:  # the port belongs to another process, or the address to another host
+            return False
+    if (taken := _held[address]) is not None:
+        taken.serve()
+    return True
+
+
+def let_go(address: Address) -> None:
+    """Close the port at an address given by users if this process has taken it over."""
+    if (taken := _held.get(address)) is not None:
+        del _held[address]
+        taken.close()
+
+
+def apply(address: Address, key: str, name: str, token: str, deadline: float) -> Connection | None:
+    """Go to another process' port as an applicant; return None if the process has ended.
+
+    Raises TimeoutError at `deadline`, by the monotonic clock, and StoreError if the port refuses this applicant.
+    """
+    try:
+        connection = connect(address, max(POLL_INTERVAL, min(REACH, deadline - time.monotonic())))
+    except OSError:
+        return None
+    try:
+        connection.join(name, 0, token, max(POLL_INTERVAL, deadline - time.monotonic()), key)
+    except TimeoutError:
+        raise
+    except (OSError, EOFError):
+        return None
+    return connection
+
+
+def close_ports() -> None:
+    """Close all ports of this process; the process then counts as gone."""
+    for one in (*_ports.values(), *filter(None, _held.values())):
+        one.close()
+    for group in APPLICANTS.values():
+        group.end()
+    _ports.clear()
+    _held.clear()
+
+
+atexit.register(close_ports)
