@@ -1,4 +1,4 @@
-"""Named graphs of links: machines, by public data of their makers, and regular networks with parameters.
+"""Named graphs of links: machines, by the rows of `machines.toml`, and regular networks with parameters.
 
 Bandwidths are in GB/s for one direction, latencies in us. NVLink 2 has 25 GB/s per link (DGX-1, DGX-2, NDv2). NVLink 3,
 4 and 5 have 300, 450 and 900 GB/s per GPU through NVSwitch (DGX A100, DGX H100, GB200). Between boxes there is a NIC of
@@ -12,10 +12,13 @@ No public latency of xGMI was found, so an MI250 has the latency of NVLink.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from gpucoll.errors import ArgumentError, nearest
@@ -23,15 +26,6 @@ from gpucoll.errors import ArgumentError, nearest
 CODE = "GC-TOPOLOGY"
 NVLINK, NIC = 0.7, 1.3  # us
 MOST_BOXES = 128
-# Links of a DGX-1's eight GPUs: (GPU, GPU, number of NVLinks).
-CUBE_MESH = ((0, 1, 1), (0, 2, 1), (0, 3, 2), (0, 4, 2), (1, 2, 2), (1, 3, 1), (1, 5, 2), (2, 3, 2), (2, 6, 1),
-             (3, 7, 1), (4, 5, 1), (4, 6, 1), (4, 7, 2), (5, 6, 2), (5, 7, 1), (6, 7, 2))
-
-# The lanes of xGMI between the 16 dies of an MI250 box: die, and its lanes to dies of higher number.
-XGMI: dict[int, dict[int, int]] = {
-    0: {1: 4, 4: 2, 8: 1}, 1: {5: 1, 9: 1, 10: 1}, 2: {3: 4, 6: 1, 9: 1, 10: 1}, 3: {7: 2, 11: 1}, 4: {5: 4, 6: 1},
-    5: {6: 1, 7: 1}, 6: {7: 4}, 8: {9: 4, 12: 2}, 9: {13: 1}, 10: {11: 4, 14: 1}, 11: {15: 2}, 12: {13: 4, 14: 1},
-    13: {14: 1, 15: 1}, 14: {15: 4}}
 
 
 class _Made:
@@ -55,75 +49,10 @@ class _Made:
             self.join(end, switch, speed, latency)
 
 
-def _cube_mesh(boxes: int) -> _Made:
-    made = _Made(f"{boxes} x DGX-1 V100: a hybrid cube mesh of NVLinks; the GPUs of a box share a NIC of 12.5 GB/s")
-    for box in range(boxes):
-        gpus = [f"b{box}g{gpu}" for gpu in range(8)]
-        made.ranks += gpus
-        for one, other, count in CUBE_MESH:
-            made.join(gpus[one], gpus[other], 25.0 * count, NVLINK)
-        if boxes > 1:
-            made.star(f"b{box}nic", gpus, 12.5, NIC / 2)
-    if boxes > 1:
-        made.star("ib", [f"b{box}nic" for box in range(boxes)], 12.5, NIC / 2)
-    return made
-
-
-def _xgmi(boxes: int) -> _Made:
-    made = _Made(f"{boxes} x 8 MI250, each of two GPUs: lanes of xGMI of 50 GB/s"
-                 + (", and 16 GB/s a GPU between boxes" if boxes > 1 else ""))
-    for box in range(boxes):
-        here = [f"b{box}g{gpu}" for gpu in range(16)]
-        made.ranks += here
-        for one, lanes in XGMI.items():
-            for other, count in lanes.items():
-                made.join(here[one], here[other], 50.0 * count, NVLINK)
-    if boxes > 1:
-        made.star("ib", made.ranks, 16.0, NIC / 2)
-    return made
-
-
-def _boxes(text: str, gpus: int, nvswitch: float, nic: float, shared: int = 1) -> Callable[[int], _Made]:
-    """Return the function that makes boxes of GPUs on an NVSwitch; `shared` GPUs share a NIC."""
-    def make(boxes: int) -> _Made:
-        made = _Made(f"{boxes} x {text}: NVSwitch of {nvswitch:g} GB/s a GPU"
-                     + (f", NICs of {nic:g} GB/s for {shared} GPUs" if boxes > 1 else ""))
-        ports = []
-        for box in range(boxes):
-            here = [f"b{box}g{gpu}" for gpu in range(gpus)]
-            made.ranks += here
-            made.star(f"b{box}nvswitch", here, nvswitch, NVLINK / 2)
-            for first in range(0, gpus if boxes > 1 and shared > 1 else 0, shared):
-                made.star(f"b{box}nic{first // shared}", here[first:first + shared], nic, NIC / 4)
-                ports.append(f"b{box}nic{first // shared}")
-            ports += here if shared == 1 else []
-        if boxes > 1:
-            made.star("ib", ports, nic, NIC / 2)
-        return made
-
-    return make
-
-
-def _multicast(make: Callable[[int], _Made]) -> Callable[[int], _Made]:
-    def copying(boxes: int) -> _Made:
-        made = make(boxes)
-        made.multicast = True
-        return made
-
-    return copying
-
-
-MACHINES: dict[str, Callable[[int], _Made]] = {
-    "dgx1": _cube_mesh,
-    "ndv2": _cube_mesh,
-    "dgx2": _boxes("DGX-2", 16, 150.0, 12.5, shared=2),
-    "mi250": _xgmi,
-    "dgx_a100": _boxes("DGX A100", 8, 300.0, 25.0),
-    "dgx_h100": _boxes("DGX H100", 8, 450.0, 50.0),
-    "gb200_nvl4": _boxes("4 GB200 on NVLink", 4, 900.0, 50.0),
-    "gb200_nvl8": _boxes("8 GB200 on NVLink", 8, 900.0, 50.0),
-    "dgx_h100_nvls": _multicast(_boxes("DGX H100 whose switches copy", 8, 450.0, 50.0)),
-}
+@functools.cache
+def machines() -> dict[str, dict[str, Any]]:
+    """Return the rows of `machines.toml` by the names of the machines."""
+    return tomllib.loads(Path(__file__).with_name("machines.toml").read_text())
 
 
 def _grid(sides: list[int], speed: float, latency: float, *, wraps: bool) -> _Made:
@@ -189,7 +118,7 @@ MOST_RANKS = 1024
 def is_named(name: str) -> bool:
     """Return whether a text names a graph: a machine, or a network with parameters."""
     found = SIDES.fullmatch(name)
-    return found is not None and (found[1] in MACHINES or (found[1] in NETWORKS and found[2] is not None))
+    return found is not None and (found[1] in machines() or (found[1] in NETWORKS and found[2] is not None))
 
 
 def graph_table(name: str) -> dict[str, Any]:
@@ -202,23 +131,41 @@ def graph_table(name: str) -> dict[str, Any]:
     (18, ['switch'])
     """
     found = SIDES.fullmatch(name)
-    if found is None or found[1] not in {*MACHINES, *NETWORKS}:
-        raise ArgumentError(f"no graph is named {name!r}{nearest(name.partition('(')[0], [*MACHINES, *NETWORKS])}; "
+    if found is None or found[1] not in {*machines(), *NETWORKS}:
+        raise ArgumentError(f"no graph is named {name!r}{nearest(name.partition('(')[0], [*machines(), *NETWORKS])}; "
                             "a machine takes a number of boxes, as in dgx_a100(2), and a network takes sides, as in "
                             "torus(4x4)",
                             code=CODE)
     sides = [int(side) for side in found[2].split("x")] if found[2] else []
-    make = _machine if found[1] in MACHINES else _network
+    make = _machine if found[1] in machines() else _network
     made = make(found[1], sides, found[3] or "")
     return {"kind": "graph", "name": name, "about": made.about, "ranks": made.ranks, "switches": made.switches,
             "multicast": made.multicast, "links": made.links}
 
 
 def _machine(name: str, sides: list[int], options: str) -> _Made:
-    boxes = sides[0] if sides else 2 if name == "ndv2" else 1
+    row = machines()[name]
+    row = machines().get(row.get("like", ""), {}) | row
+    boxes = sides[0] if sides else row.get("boxes", 1)
     if len(sides) > 1 or options or not 1 <= boxes <= MOST_BOXES:
         raise ArgumentError(f"{name} takes a number of boxes from 1 to {MOST_BOXES}, as in {name}(2)", code=CODE)
-    return MACHINES[name](boxes)
+    made = _Made(f"{boxes} x {row['about']}" + (row.get("between", "") if boxes > 1 else ""))
+    made.multicast, gpus, shared = row.get("multicast", False), row["gpus"], row.get("nic_gpus", 1)
+    ports = []
+    for box in range(boxes):
+        here = [f"b{box}g{gpu}" for gpu in range(gpus)]
+        made.ranks += here
+        for one, other, count in row.get("lanes", ()):
+            made.join(here[one], here[other], row["lane"] * count, NVLINK)
+        if "nvswitch" in row:
+            made.star(f"b{box}nvswitch", here, row["nvswitch"], NVLINK / 2)
+        for first in range(0, gpus if boxes > 1 and shared > 1 else 0, shared):
+            ports.append(f"b{box}nic{first // shared if shared < gpus else ''}")
+            made.star(ports[-1], here[first:first + shared], row["nic"], row["nic_us"])
+        ports += here if shared == 1 else []
+    if boxes > 1:
+        made.star("ib", ports, row["nic"], NIC / 2)
+    return made
 
 
 def _network(name: str, sides: list[int], options: str) -> _Made:
