@@ -1,10 +1,12 @@
 """TOML files as rows: tables become named tuples, and errors name the place of a bad key or value.
 
-`name`, `seconds`, `count`, `one_of` and `list_of` are checks: the fault of a value as a text, None for a good value.
+`name`, `text`, `flag`, `number`, `seconds`, `count`, `one_of` and `list_of` are checks: the fault of a value as a text,
+None for a good value.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
@@ -26,9 +28,20 @@ def name(key: str, value: Any) -> str | None:
     return None if isinstance(value, str) and value else f"{key} {value!r} is not a name"
 
 
-def seconds(key: str, value: Any) -> str | None:
-    right = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LONGEST
-    return None if right else f"{key} {value!r} is not a number of seconds, 0 to {LONGEST:g}"
+def text(key: str, value: Any) -> str | None:
+    return None if isinstance(value, str) else f"{key} {value!r} is no text"
+
+
+def flag(key: str, value: Any) -> str | None:
+    return None if isinstance(value, bool) else f"{key} {value!r} is not true or false"
+
+
+def number(key: str, value: Any, most: float, unit: str = "") -> str | None:
+    right = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
+    return None if right else f"{key} {value!r} is not a number{unit}, 0 to {most:g}"
+
+
+seconds: Check = functools.partial(number, most=LONGEST, unit=" of seconds")
 
 
 def count(key: str, value: Any, least: int = 1, most: int = 1 << 53) -> str | None:
@@ -96,7 +109,7 @@ class TomlFile(NamedTuple):
         self.check(table, checks, where)
         return kind(**table)
 
-    def check(self, table: Mapping[str, Any], checks: Mapping[str, Check], where: str) -> None:
+    def check(self, table: Mapping[str, Any], checks: Mapping[str, Check], where: str = "") -> None:
         """Raise ArgumentError for the first value failing its check; None is not checked."""
         for key, value in table.items():
             fault = None if value is None else checks[key](key, value)

@@ -117,10 +117,9 @@ def parse(name: str, text: bytes) -> Topology:
     """
     file = toml.TomlFile(f"topology {name}", CODE)
     table = file.read(text, ("about", "level"))
-    about, levels = table.get("about", ""), file.tables(table, "level")
-    if not isinstance(about, str):
-        raise file.error(f"about {about!r} is no text")
-    return checked(Topology(name, tuple(file.row(Level, level, CHECKS, where) for where, level in levels), about))
+    file.check({"about": table.get("about")}, {"about": toml.text})
+    levels = tuple(file.row(Level, level, CHECKS, where) for where, level in file.tables(table, "level"))
+    return checked(Topology(name, levels, table.get("about", "")))
 
 
 def checked(topology: Topology) -> Topology:

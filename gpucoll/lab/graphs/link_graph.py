@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
 import re
 from collections.abc import Iterable
@@ -121,7 +122,17 @@ def is_graph(content: bytes) -> bool:
 
 
 KEYS = ("kind", "name", "about", "ranks", "switches", "multicast", "sharing", "links")
-LINK = ("from", "to", "GBps", "us", "both")
+CHECKS: dict[str, toml.Check] = {
+    **dict.fromkeys(("name", "about"), toml.text), **dict.fromkeys(("ranks", "switches"), toml.list_of(toml.name)),
+    "multicast": toml.flag, "sharing": functools.partial(toml.number, most=1)}
+
+
+def _bandwidth(key: str, value: Any) -> str | None:
+    return f"{key} 0 is no bandwidth: leave the link out" if value == 0 else toml.number(key, value, MOST_GBPS)
+
+
+LINK: dict[str, toml.Check] = {
+    "GBps": _bandwidth, "us": functools.partial(toml.number, most=MOST_US), "both": toml.flag}
 
 
 def parse_graph(stem: str, content: bytes) -> LinkGraph:
@@ -139,13 +150,9 @@ def graph_of(stem: str, table: dict[str, Any]) -> LinkGraph:
     file = toml.TomlFile(f"graph {stem}", CODE)
     if table.get("kind") != "graph":
         raise file.error(f'kind is {table.get("kind")!r}, not "graph"')
-    for key in ("name", "about"):
-        if not isinstance(table.get(key, ""), str):
-            raise file.error(f"{key} {table[key]!r} is no text")
-    if not isinstance(table.get("multicast", False), bool):
-        raise file.error(f"multicast {table['multicast']!r} is not true or false")
-    ranks, switches = _names(file, table, "ranks"), _names(file, table, "switches")
-    names = (*ranks, *switches)
+    file.check({key: table.get(key) for key in CHECKS}, CHECKS)
+    ranks = table.get("ranks", [])
+    names = (*ranks, *table.get("switches", ()))
     double = next((name for name, count in collections.Counter(names).items() if count > 1), None)
     if double is not None:
         raise file.error(f"two nodes are named {double!r}")
@@ -158,7 +165,7 @@ def graph_of(stem: str, table: dict[str, Any]) -> LinkGraph:
     name = table.get("name") or stem
     if UNFIT.search(name):  # the name stands in the text of files that Python runs
         raise file.error(f"name {name!r} has a quote, a backslash or a control character")
-    sharing = _number(file, table, "sharing", 1) if "sharing" in table else None
+    sharing = _exact(table["sharing"]) if "sharing" in table else None
     if sharing == 0:
         raise file.error("sharing 0 is no share of a bandwidth")
     graph = LinkGraph(name, names, len(ranks), edges, copying, table.get("about", ""), sharing)
@@ -166,50 +173,29 @@ def graph_of(stem: str, table: dict[str, Any]) -> LinkGraph:
     return graph
 
 
-def _names(file: toml.TomlFile, table: dict[str, Any], key: str) -> tuple[str, ...]:
-    names = table.get(key, [])
-    fault = toml.list_of(toml.name)(key, names)
-    if fault is not None:
-        raise file.error(fault)
-    return tuple(names)
-
-
 def _edges(file: toml.TomlFile, table: dict[str, Any], numbers: dict[str, int]) -> dict[tuple[int, int], Edge]:
-    edges: dict[tuple[int, int], Edge] = {}
-    for count, (where, link) in enumerate(file.tables(table, "links"), 1):
+    known = toml.one_of(*numbers)
+
+    def end(key: str, value: Any) -> str | None:
+        fault = known(key, value)
+        return fault and fault.replace("unknown ", "no node is named, as in ")
+
+    checks, edges = {"from": end, "to": end, **LINK}, dict[tuple[int, int], Edge]()
+    for count, (where, given) in enumerate(file.tables(table, "links"), 1):
         if count > MOST_LINKS:
             raise file.error(f"more than {MOST_LINKS} links")
-        file.check_keys(link, LINK, where)
-        src, dst = (_end(file, link, key, numbers, where) for key in ("from", "to"))
+        link: dict[str, Any] = file.row(dict, {"both": False} | given, checks, where)
+        src, dst = numbers[link["from"]], numbers[link["to"]]
         if src == dst:
             raise file.error(f"a link from {link['from']!r} to itself", where)
-        speed = _number(file, link, "GBps", MOST_GBPS, where)
-        if speed == 0:
-            raise file.error("GBps 0 is no bandwidth: leave the link out", where)
-        made = Edge(speed, _number(file, link, "us", MOST_US, where))
-        if not isinstance(link.get("both", False), bool):
-            raise file.error(f"both {link['both']!r} is not true or false", where)
-        for key in ((src, dst), (dst, src))[:1 + link.get("both", False)]:
+        made = Edge(_exact(link["GBps"]), _exact(link["us"]))
+        for key in ((src, dst), (dst, src))[:1 + link["both"]]:
             before = edges.get(key)
             edges[key] = made if before is None else Edge(before.GBps + made.GBps, min(before.us, made.us))
     return edges
 
 
-def _end(file: toml.TomlFile, link: dict[str, Any], key: str, numbers: dict[str, int], where: str) -> int:
-    if key not in link:
-        raise file.error(f"{key} is missing", where)
-    fault = toml.one_of(*numbers)(key, link[key])
-    if fault is not None:
-        raise file.error(fault.replace("unknown ", "no node is named, as in "), where)
-    return numbers[link[key]]
-
-
-def _number(file: toml.TomlFile, link: dict[str, Any], key: str, most: float, where: str = "") -> Fraction:
-    value = link.get(key)
-    if value is None:
-        raise file.error(f"{key} is missing", where)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-        raise file.error(f"{key} {value!r} is not a number, 0 to {most:g}", where)
+def _exact(value: float) -> Fraction:
     return Fraction(str(value))  # the decimal in the file, not the float next to it
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gpucoll.errors import ArgumentError
 from gpucoll.lab.graphs.max_flow import FlowNetwork
@@ -101,19 +101,32 @@ def _are_balanced(capacities: Capacities, nodes: range) -> bool:
 
 def _parts(capacities: Capacities) -> dict[int, int]:
     """Return for each node with links a node of its part, the same for all nodes that links join."""
-    near: dict[int, list[int]] = collections.defaultdict(list)
-    for src, dst in capacities:
-        near[src].append(dst)
-        near[dst].append(src)
-    part: dict[int, int] = {}
+    near, part = neighbours(capacities), dict[int, int]()
     for first in near:
-        waiting = [first] if first not in part else []
-        while waiting:
-            node = waiting.pop()
-            if node not in part:
-                part[node] = first
-                waiting += near[node]
+        if first not in part:
+            part |= dict.fromkeys(reached(near, first), first)
     return part
+
+
+def neighbours(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """Return the neighbours of each node, in the order of the pairs."""
+    near = collections.defaultdict(list)
+    for one, other in sorted(pairs):
+        near[one].append(other)
+        near[other].append(one)
+    return near
+
+
+def reached(near: dict[int, list[int]], root: int) -> dict[int, int]:
+    """Return the parent of each rank reached from `root`, nearest ranks first; the root is its own parent."""
+    parents, waiting = {root: root}, collections.deque([root])
+    while waiting:
+        rank = waiting.popleft()
+        for other in near.get(rank, ()):
+            if other not in parents:
+                parents[other] = rank
+                waiting.append(other)
+    return parents
 
 
 def _split_off(left: Capacities, switch: int, demand: Demand) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from gpucoll.internal import SpanningTree
 from gpucoll.lab.graphs.max_flow import FlowNetwork
-from gpucoll.lab.graphs.switches import Capacities, Demand
+from gpucoll.lab.graphs.switches import Capacities, Demand, neighbours, reached
 
 Unit: TypeAlias = tuple[tuple[int, int], int]  # a pair of ranks, and the number of the link between them
 
@@ -134,30 +134,10 @@ def _exchange(unit: Unit, number: int, before: dict[Unit, tuple[Unit, int] | Non
         unit, number = waiting, place
 
 
-def _neighbours(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    near = collections.defaultdict(list)
-    for one, other in sorted(pairs):
-        near[one].append(other)
-        near[other].append(one)
-    return near
-
-
-def _reached(near: dict[int, list[int]], root: int) -> dict[int, int]:
-    """Return the parent of each rank reached from `root`, nearest ranks first; the root is its own parent."""
-    parents, waiting = {root: root}, collections.deque([root])
-    while waiting:
-        rank = waiting.popleft()
-        for other in near.get(rank, ()):
-            if other not in parents:
-                parents[other] = rank
-                waiting.append(other)
-    return parents
-
-
 def _path(forest: set[Unit], one: int, other: int) -> list[Unit] | None:
     """Return the links of a forest between two ranks; None if the forest does not join the ranks."""
     units = {pair: (pair, copy) for pair, copy in forest}
-    parents = _reached(_neighbours(units), one)
+    parents = reached(neighbours(units), one)
     if other not in parents:
         return None
     path = []
@@ -170,13 +150,13 @@ def _path(forest: set[Unit], one: int, other: int) -> list[Unit] | None:
 
 def _from_centre(pairs: Iterable[tuple[int, int]], ranks: int) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Return the rank from which a tree is least high, and the edges from this root on."""
-    near = _neighbours(pairs)
+    near = neighbours(pairs)
 
     def height(root: int) -> int:
         depths = {root: 0}
-        for rank, parent in [*_reached(near, root).items()][1:]:
+        for rank, parent in [*reached(near, root).items()][1:]:
             depths[rank] = depths[parent] + 1
         return max(depths.values())
 
     root = min(range(ranks), key=height)
-    return root, tuple((parent, rank) for rank, parent in _reached(near, root).items() if rank != root)
+    return root, tuple((parent, rank) for rank, parent in reached(near, root).items() if rank != root)
