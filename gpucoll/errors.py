@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 
@@ -24,9 +25,12 @@ class GpucollError(RuntimeError):
     # The cause of an own error is on this rank alone: no other rank is asked to explain it.
     own = False
 
-    def __init__(self, message: str, *, code: str | None = None, ranks: tuple[int, ...] = ()) -> None:
+    def __init__(self, message: str, *, code: str | None = None, ranks: tuple[int, ...] = (),
+                 settled: bool = False) -> None:
         self.code = code or self.default_code
         self.ranks = ranks
+        if settled:
+            self.settled = True
         super().__init__(message)
 
     def __str__(self) -> str:
@@ -34,11 +38,7 @@ class GpucollError(RuntimeError):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors are pickled between ranks, and the default pickling of exceptions loses keyword-only state.
-        return _rebuild, (type(self), self.args[0], self.code, self.ranks)
-
-
-def _rebuild(kind: type[GpucollError], message: str, code: str, ranks: tuple[int, ...]) -> GpucollError:
-    return kind(message, code=code, ranks=ranks)
+        return functools.partial(type(self), code=self.code, ranks=self.ranks), self.args
 
 
 class ArgumentError(GpucollError, ValueError):

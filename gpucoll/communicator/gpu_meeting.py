@@ -70,11 +70,9 @@ def _same_ordinal(link: Transport, ordinal: int) -> Operation:
     place = link.place
     ordinals = [row[0] for row in (yield from exchange(link.wire, place.rank, range(place.size), [ordinal]))]
     if len(set(ordinals)) > 1:
-        error = UsageError(f"threads are on GPUs {', '.join(map(str, ordinals))}, but can access each other's memory "
-                           "only on a single GPU; in each thread call cupy.cuda.Device(n).use(), or use mpiexec",
-                           code="GC-DEVICE")
-        error.settled = True  # raised by all ranks in the same exchange
-        raise error
+        raise UsageError(f"threads are on GPUs {', '.join(map(str, ordinals))}, but can access each other's memory "
+                         "only on a single GPU; in each thread call cupy.cuda.Device(n).use(), or use mpiexec",
+                         code="GC-DEVICE", settled=True)  # on all ranks in the same exchange
 
 
 def _threads_meet(link: Transport, waits: Progress, gpu: Gpu) -> None:

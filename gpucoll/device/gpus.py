@@ -156,9 +156,7 @@ def nccl_id(comm: MPI.Intracomm) -> Any:
             fault = f"NCCL gives no id on rank 0: {error}"
     found, fault = comm.bcast((found, fault))
     if fault:
-        refused = BackendError(fault, code="GC-NCCL", ranks=(0,))
-        refused.settled = True  # raised by all ranks in the same exchange
-        raise refused
+        raise BackendError(fault, code="GC-NCCL", ranks=(0,), settled=True)  # on all ranks in the same exchange
     return found
 
 

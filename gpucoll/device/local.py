@@ -76,8 +76,7 @@ class LocalTransport(DeviceTransport):
         # A copy of a wrong length would write past the end of the receive buffer.
         if nbytes != part.nbytes and self._are_users:
             mismatches.append(MismatchError(f"recv: rank {part.peer} sent {nbytes} bytes, out has {part.nbytes}",
-                                            code="GC-SHAPE", ranks=(part.peer,)))
-            mismatches[-1].settled = True  # the message is consumed
+                                            code="GC-SHAPE", ranks=(part.peer,), settled=True))  # it is consumed
             return
         if nbytes != part.nbytes:
             raise BackendError(f"rank {part.peer} sent {nbytes} bytes, expected {part.nbytes}", code="GC-SHAPE",

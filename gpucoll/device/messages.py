@@ -186,12 +186,9 @@ class Counted:
         """Raise MismatchError if the message has another dtype, or another length than `room` bytes."""
         # `settled`: the message is consumed, so the error does not make the communicator unusable.
         if self.came and self._where[2] not in (0, self.came):
-            error = MismatchError(f"recv: rank {source} sent {NAMES[self.came]}, out is {NAMES[self._where[2]]}",
-                                  code="GC-DTYPE", ranks=(source,))
-            error.settled = True
-            raise error
+            raise MismatchError(f"recv: rank {source} sent {NAMES[self.came]}, out is {NAMES[self._where[2]]}",
+                                code="GC-DTYPE", ranks=(source,), settled=True)
         if self.length != room:
             sent = "more bytes" if self.length is None else f"{self.length} bytes"
-            error = MismatchError(f"recv: rank {source} sent {sent}, out has {room}", code="GC-SHAPE", ranks=(source,))
-            error.settled = True
-            raise error
+            raise MismatchError(f"recv: rank {source} sent {sent}, out has {room}", code="GC-SHAPE", ranks=(source,),
+                                settled=True)

@@ -270,12 +270,8 @@ def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = Fa
     refused = tuple(rank for call, members in groups.items() if is_refusal(call) for rank in members)
     nothing = "" if moved else ", and no data was sent"
     if refused:
-        error: MismatchError | PeerError = PeerError(f"{with_noun(refused)} refused arguments{nothing}: {table}",
-                                                     ranks=refused)
-    else:
-        most = max(groups.values(), key=len)
-        error = MismatchError(f"ranks make different calls{nothing}: {table}",
-                              code=code_of_difference([*map(Signature.decode, groups)]),
-                              ranks=tuple(sorted({*ranks} - {*most})))
-    error.settled = not moved
-    return error
+        return PeerError(f"{with_noun(refused)} refused arguments{nothing}: {table}", ranks=refused, settled=not moved)
+    most = max(groups.values(), key=len)
+    return MismatchError(f"ranks make different calls{nothing}: {table}",
+                         code=code_of_difference([*map(Signature.decode, groups)]),
+                         ranks=tuple(sorted({*ranks} - {*most})), settled=not moved)

@@ -51,9 +51,8 @@ class Handshake:
             with device.current:
                 self._waits.run(self._meet(), "peer memory")
             if self._is_busy and required:
-                error = UsageError(f"executor peer: {self.unavailable_reason}", code="GC-SHARED-GPU")
-                error.settled = True  # raised by all ranks in the same exchange
-                raise error
+                raise UsageError(f"executor peer: {self.unavailable_reason}", code="GC-SHARED-GPU",
+                                 settled=True)  # on all ranks in the same exchange
 
     @property
     def shares_context(self) -> bool:
