@@ -5,7 +5,7 @@
     launch      arguments and grids of the kernels
     peer        layout of the memory shared by the ranks of a node, and arguments of the peer kernels
     gpus        the assignment of GPUs to ranks; nvlink: the links between these GPUs
-    cuda        a GPU, through CuPy; driver: functions of the CUDA driver missing in CuPy
+    cuda        a GPU, through CuPy
     streams     scratch memory, and the order of a communicator's operations
     nccl        one rank's NCCL communicator
     local       replaces NCCL between threads on one GPU

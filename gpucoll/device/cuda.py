@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 from collections.abc import Iterable, Sequence
@@ -9,11 +10,11 @@ from typing import Any
 
 import numpy
 
-from gpucoll.device import Waiting, driver, nvlink
+from gpucoll.device import Waiting, nvlink
 from gpucoll.device.gpus import describe_gpu
 from gpucoll.device.launch import Kernels, Launch
 from gpucoll.device.nvrtc import compile_cubin, recipe
-from gpucoll.device.packages import cupy
+from gpucoll.device.packages import cupy, library
 from gpucoll.device.sources import Instance, text
 from gpucoll.device.store import user_store
 from gpucoll.errors import BackendError, UsageError
@@ -22,6 +23,7 @@ from gpucoll.transport.rendezvous import becomes
 # Handles of CUDA's predefined streams: the null stream has two, the per-thread default stream has the third.
 NULL_STREAM, PER_THREAD = (0, 1), 2
 NOT_READY, CAPTURED = 600, 907  # cudaErrorNotReady for an incomplete event, cudaErrorCapturedEvent for a captured event
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: calls of the thread never invalidate a capture
 MOST_CHANNELS = 32
 FILLING = 4  # streams of `fill_with_nan`
 MOMENT = 1.0  # upper bound in seconds for the wait in `fill_with_nan`
@@ -257,6 +259,18 @@ class CurrentDevice(threading.local):
             cupy.cuda.runtime.setDevice(before)
 
 
+@functools.cache
+def _driver() -> Any:
+    return library("libcuda.so.1")
+
+
+def exchange_capture_mode(mode: int) -> int:
+    """Set the capture mode of the calling thread by cuThreadExchangeStreamCaptureMode; return the former mode."""
+    value = ctypes.c_int(mode)
+    _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(value))
+    return value.value
+
+
 class RelaxedCapture(threading.local):
     """A context manager making a GPU the thread's current device and setting the thread's capture mode to relaxed.
 
@@ -269,10 +283,10 @@ class RelaxedCapture(threading.local):
 
     def __enter__(self) -> None:
         self._device.__enter__()
-        self._before = driver.exchange_capture_mode(driver.RELAXED)
+        self._before = exchange_capture_mode(RELAXED)
 
     def __exit__(self, *error: object) -> None:
-        driver.exchange_capture_mode(self._before)
+        exchange_capture_mode(self._before)
         self._device.__exit__(*error)
 
 

@@ -1,11 +1,10 @@
 """Training on several ranks with NumPy and CuPy arrays and, by DLPack, PyTorch tensors. Parameters map names to arrays.
 
     averaging        gradients averaged in buckets; common to data_parallel and zero
-    data_parallel    gradients averaged over ranks
+    data_parallel    gradients averaged over ranks; `resume` after ranks were lost or have joined
     zero             training state divided over ranks; uses shards, layers, checkpoint and partner
     partner          copies of ZeRO's shards, to continue after the loss of a rank
     server           parameter servers
-    resuming         data-parallel training after ranks were lost or have joined
     optimizers       SGD, Adam, AdamW
     sampler          a rank's share of the samples
     layout           global arrays over a mesh of ranks; uses mesh and redistribution
@@ -15,12 +14,11 @@
 """
 
 from gpucoll.training.compression import BlockScaled, Cast, Exact, Int8, Policy, PowerSGD, TopK
-from gpucoll.training.data_parallel import DataParallel
+from gpucoll.training.data_parallel import DataParallel, resume
 from gpucoll.training.layout import Linear, ShardedArray, matmul, plan, redistribute, shard
 from gpucoll.training.mesh import Mesh
 from gpucoll.training.optimizers import SGD, Adam, AdamW
 from gpucoll.training.partner import PartnerCopy
-from gpucoll.training.resuming import resume
 from gpucoll.training.sampler import Sampler
 from gpucoll.training.server import ParameterServer
 from gpucoll.training.zero import ZeRO

@@ -1,7 +1,7 @@
 """Data parallel training: every rank has all parameters and its own samples; gradients are averaged over ranks.
 
 In a step each of P ranks sends 2 (P - 1) / P bytes for each byte of gradients, less than 2 for any P. Source: Li et
-al., PyTorch Distributed, arXiv 2006.15704.
+al., PyTorch Distributed, arXiv 2006.15704. After ranks were lost or have joined, `resume` continues a training.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpucoll import Communicator, internal
-from gpucoll.internal import address, same_memory
+from gpucoll.internal import address, check_alike, same_memory
 from gpucoll.training.averaging import Averaging
 from gpucoll.training.buckets import BUCKET_BYTES, Bucket
 from gpucoll.training.compression import Compression, Policy, check_kind
+from gpucoll.training.optimizers import Optimizer, check_optimizer
 from gpucoll.training.parameters import Like, like_parameter, opened
 
 
@@ -87,3 +88,30 @@ class DataParallel(Averaging):
             yield
         finally:
             self._is_synchronised = before
+
+
+def resume(parameters: Mapping[str, Any], optimizer: Optimizer, comm: Communicator) -> int:
+    """Give all ranks the newest parameters and optimizer state, in place; return the number of steps made so far.
+
+    A collective call, for a communicator of `Communicator.replace`, `grow`, `shrink` or `gpucoll.join`, before a new
+    `DataParallel` is made. `parameters` and the whole `optimizer` are the same on all ranks, as in data-parallel
+    training. A failure in the middle of a step may leave some ranks a step ahead: the lowest rank with the most steps
+    sends its state. At the start of a training only the parameters are sent, from rank 0.
+
+    Raises ArgumentError and DtypeError for wrong arguments of this rank, PeerError for another rank's, and
+    MismatchError if the parameters or the kinds of optimizers differ between ranks.
+    """
+    arrays = opened("resume", parameters, comm, lambda: check_optimizer("resume", optimizer))
+    everyone = internal.all_gather_metadata(comm, {"steps": optimizer.steps, "optimizer": optimizer.kind}, "resume")
+    check_alike("resume", everyone, "optimizer", "GC-OPTIMIZER")
+    steps = [one["steps"] for one in everyone]
+    newest = max(steps)
+    root = steps.index(newest)
+    with internal.current_stream(comm, arrays.values()):
+        for name, array in arrays.items():
+            comm.broadcast(array, root)
+            if newest:  # before the first step the state is zeros on every rank
+                for state in optimizer.state_of(name, array).values():
+                    comm.broadcast(state, root)
+    optimizer.steps = newest
+    return newest
