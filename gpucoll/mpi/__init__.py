@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
@@ -273,13 +274,12 @@ class Comm(metaclass=_Kept):
 
         Some calls exchange shapes between the ranks first, and would block. mpi4py serves these calls on host arrays.
         """
-        bound = dict(zip(STARTED[name], given, strict=False)) | named
+        bound = STARTED[name] | dict(zip(STARTED[name], given, strict=False)) | named
         asks = name.endswith("v") or name in ("Scatter", "Reduce_scatter")
         try:
             if asks and gpu_array(*bound.values()) is None:
                 raise NotOurs
-            call, deliver = getattr(self, "_" + name.lower())(
-                *(bound.get(one, DEFAULTS.get(one)) for one in STARTED[name]))
+            call, deliver = getattr(self, "_" + name.lower())(**bound)
         except NotOurs:
             return getattr(self.mpi, "I" + name.lower())(*given, **named)
         return Request(call(async_op=True), deliver and functools.partial(self._deliver, name, deliver))
@@ -438,11 +438,6 @@ def _is_in_place(buffer: Any) -> bool:
 
 MADE = {"Clone", "Create", "Create_cart", "Create_dist_graph", "Create_dist_graph_adjacent", "Create_graph",
         "Create_group", "Dup", "Split", "Split_type", "Sub"}  # methods returning a communicator to wrap
-DEFAULTS = {"op": MPI.SUM, "root": 0}
-_TWO = ("sendbuf", "recvbuf")
-STARTED = {  # collectives with a nonblocking variant, and the names of their arguments
-    "Barrier": (), "Bcast": ("buf", "root"), "Allreduce": (*_TWO, "op"), "Scan": (*_TWO, "op"),
-    "Exscan": (*_TWO, "op"), "Reduce": (*_TWO, "op", "root"), "Allgather": _TWO, "Gather": (*_TWO, "root"),
-    "Scatter": (*_TWO, "root"), "Alltoall": _TWO, "Reduce_scatter_block": (*_TWO, "op"),
-    "Reduce_scatter": (*_TWO, "recvcounts", "op"), "Allgatherv": _TWO, "Gatherv": (*_TWO, "root"),
-    "Scatterv": (*_TWO, "root"), "Alltoallv": _TWO}
+# The collectives with a nonblocking variant, and the defaults of their arguments.
+STARTED = {name: {one.name: one.default for one in inspect.signature(method).parameters.values() if one.name != "self"}
+           for name, method in vars(Comm).items() if f"_{name.lower()}" in vars(Comm)}
