@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from gpucoll.lab.document import FONT
 from gpucoll.lab.draw.graph_places import GraphPlaces, LinkLine, placed
 from gpucoll.lab.draw.graph_view import GraphView, legend
 from gpucoll.lab.draw.placement import SIDE
-from gpucoll.lab.draw.still import DARK, LIGHT, ON_RANK, number, rank_colour, rect, words
+from gpucoll.lab.draw.still import number, picture, rank_colour, rect, words
 from gpucoll.lab.graphs.link_graph import LinkGraph
 
 MOST_ROUNDS = 48  # of one picture
@@ -51,16 +50,9 @@ def cut_on_graph(title: str, graph: LinkGraph, parts: Sequence[Collection[int]],
 
 
 def _document(title: str, note: str, width: float, height: float, shapes: Sequence[str]) -> str:
-    light, dark = ("".join(f".{role}{{fill:{colour}}}.s-{role}{{fill:none;stroke:{colour}}}"
-                           for role, colour in palette.items()) for palette in (LIGHT, DARK))
-    halo = "{paint-order:stroke;stroke-width:4;stroke-linejoin:round;stroke:%s}"
-    style = (f"{light}.disc{{fill:{ON_RANK}}}.halo{halo % LIGHT['paper']}\n"
-             f"@media (prefers-color-scheme:dark){{{dark}.halo{halo % DARK['paper']}}}")
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-            f'viewBox="0 0 {width:g} {height:g}" role="img" font-family="{FONT}">'
-            f"<style>{style}</style>{rect(0, 0, width, height, 'paper')}"
-            f"{words(EDGE, 32, title, 'ink', size=20)}{words(EDGE, 54, note, 'muted', size=12)}"
-            + "\n".join(shapes) + "</svg>\n")
+    halo = ".halo{paint-order:stroke;stroke-width:4;stroke-linejoin:round}"
+    return picture(title, width, height, halo, [
+        words(EDGE, 32, title, "ink", size=20), words(EDGE, 54, note, "muted", size=12), *shapes])
 
 
 def _graph(places: GraphPlaces, used: Mapping[int, float], numbers: Mapping[int, str],

@@ -6,7 +6,7 @@ The HTML page uses the same shapes and colours. Shapes carry classes, and a styl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from html import escape
 
 from gpucoll.lab.document import DARK as PAGE_DARK
@@ -80,6 +80,18 @@ def ranks(size: int) -> str:
                    for rank, colour in enumerate(rank_colour(rank, size) for rank in range(size)))
 
 
+def picture(title: str, width: float, height: float, style: str, shapes: Iterable[str]) -> str:
+    """Return an SVG file of `shapes`, with a class for each colour, and `style` for further classes."""
+    # Light colours come first, for programs without media queries; readers preferring dark get dark.
+    light, dark = ("".join(f".{role}{{fill:{colour}}}.s-{role}{{fill:none;stroke:{colour}}}"
+                           for role, colour in palette.items()) + f".halo{{stroke:{palette['paper']}}}"
+                   for palette in (LIGHT, DARK))
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+            f'viewBox="0 0 {width:g} {height:g}" role="img" font-family="{FONT}"><title>{escape(title)}</title>'
+            f"<style>{light}.disc{{fill:{ON_RANK}}}{style}\n@media (prefers-color-scheme:dark){{{dark}}}</style>"
+            + "\n".join([rect(0, 0, width, height, "paper"), *shapes, "</svg>\n"]))
+
+
 def key(view: View) -> str:
     """Return the sentence explaining the cells of a drawing."""
     if view.row.reduces:
@@ -113,21 +125,14 @@ class Still:
         width = max(self._x(self.view.rounds) + self.cells * self.cell + RIGHT, 560)
         height = TOP + self.view.size * self.lane + BOTTOM
         body = [*names, *self._columns(), *map(self._arrow, self.view.messages), *self._rounds()]
-        # Light colours come first, for programs without media queries; readers preferring dark get dark.
-        light, dark = ("".join(f".{role}{{fill:{colour}}}.s-{role}{{fill:none;stroke:{colour}}}"
-                               for role, colour in palette.items()) for palette in (LIGHT, DARK))
-        style = f"{light}{ranks(self.view.size)}.disc{{fill:{ON_RANK}}}path{{stroke-width:1.6}}"
+        style = f"{ranks(self.view.size)}path{{stroke-width:1.6}}"
         title, *details = self.view.title.split(" · ")
         note = f'<tspan font-size="14" font-weight="400" class="muted" dx="12">{escape(" · ".join(details))}</tspan>'
         shapes = [
-            f"<style>{style}\n@media (prefers-color-scheme:dark){{{dark}}}</style>", rect(0, 0, width, height, "paper"),
             f"<defs>{''.join(self.used.values())}</defs>",
             f'<text x="24" y="38" font-size="22" font-weight="650" class="ink">{escape(title)}{note}</text>',
-            words(24, 60, key(self.view), "muted", size=12), *body,
-            "</svg>\n"]
-        return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-                f'viewBox="0 0 {width:g} {height:g}" role="img" font-family="{FONT}">'
-                f"<title>{escape(self.view.title)}</title>") + "\n".join(shapes)
+            words(24, 60, key(self.view), "muted", size=12), *body]
+        return picture(self.view.title, width, height, style, shapes)
 
     def _x(self, frame: int) -> float:
         return LEFT + frame * (self.cells * self.cell + self.gap)

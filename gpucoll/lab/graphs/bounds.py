@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -35,6 +34,8 @@ from gpucoll.lab.graphs.max_flow import FlowNetwork
 from gpucoll.lab.graphs.symmetry import representatives
 
 ZERO = Fraction(0)
+BACKWARDS = {"reduce_scatter": "all_gather", "reduce": "broadcast", "scatter": "gather"}  # with the forward collectives
+BOUNDED = (*BACKWARDS.values(), *BACKWARDS, "all_reduce")
 
 
 class Bound(NamedTuple):
@@ -61,15 +62,15 @@ def bound(graph: LinkGraph, name: str, root: int = 0, reached: Fraction = ZERO) 
     '200/3'
     """
     row = collective(name)
-    if name not in FORMULAS:
-        raise ArgumentError(f"no bound is known for {name}; known are bounds for {', '.join(FORMULAS)}",
+    if name not in BOUNDED:
+        raise ArgumentError(f"no bound is known for {name}; known are bounds for {', '.join(BOUNDED)}",
                             code="GC-COLLECTIVE")
     if row.rooted and not 0 <= root < graph.ranks:
         raise ArgumentError(f"{name}: root {root} is not in 0..{graph.ranks - 1}", code="GC-ROOT")
     rounds = max(max(graph.hops(rank)) for rank in ([root] if row.rooted else representatives(graph)))
     if name in ("reduce", "gather"):
         rounds = max(graph.reversed().hops(root))
-    algbw, parts, inward = _all_reduce(graph, reached) if name == "all_reduce" else FORMULAS[name](graph, root)
+    algbw, parts, inward = _all_reduce(graph, reached) if name == "all_reduce" else _by_rates(graph, name, root)
     return Bound(algbw, parts, rounds, inward)
 
 
@@ -111,24 +112,16 @@ def common_rate(graph: LinkGraph, rates: Rates) -> tuple[Fraction, frozenset[int
 Cuts: TypeAlias = tuple[Fraction, tuple[frozenset[int], ...], bool]  # algbw, sets of nodes, `Bound.inward`
 
 
-def _all_gather(graph: LinkGraph, _: int) -> Cuts:
-    rate, cut = common_rate(graph, Rates(tuple(range(graph.ranks)), representatives(graph)))
-    return rate * graph.ranks, (cut,), False
-
-
-def _gather(graph: LinkGraph, root: int) -> Cuts:
-    rate, cut = common_rate(graph, Rates(tuple(rank for rank in range(graph.ranks) if rank != root), (root,)))
-    return rate * graph.ranks, (cut,), False
-
-
-def _broadcast(graph: LinkGraph, root: int) -> Cuts:
-    rate, cut = common_rate(graph, Rates((root,), tuple(rank for rank in range(graph.ranks) if rank != root)))
-    return rate, (cut,), False
-
-
-def _backwards(formula: Callable[[LinkGraph, int], Cuts]) -> Callable[[LinkGraph, int], Cuts]:
-    """Return the formula of the collective that runs backwards: on the reversed graph links lead into the sets."""
-    return lambda graph, root: (*formula(graph.reversed(), root)[:2], True)
+def _by_rates(graph: LinkGraph, name: str, root: int) -> Cuts:
+    forwards = BACKWARDS.get(name, name)
+    way = graph.reversed() if name in BACKWARDS else graph  # there the links lead into the sets
+    others = tuple(rank for rank in range(graph.ranks) if rank != root)
+    if forwards == "all_gather":
+        rates = Rates(tuple(range(graph.ranks)), representatives(way))
+    else:
+        rates = Rates((root,), others) if forwards == "broadcast" else Rates(others, (root,))
+    rate, cut = common_rate(way, rates)
+    return rate * (1 if forwards == "broadcast" else graph.ranks), (cut,), name in BACKWARDS
 
 
 def _all_reduce(graph: LinkGraph, reached: Fraction) -> Cuts:
@@ -137,17 +130,6 @@ def _all_reduce(graph: LinkGraph, reached: Fraction) -> Cuts:
         return (*partition_rate(back, reached), bool(graph.multicast))
     both = (*partition_rate(graph, reached), False), (*partition_rate(back, reached), True)
     return min(both, key=lambda found: found[0])
-
-
-FORMULAS: dict[str, Callable[[LinkGraph, int], Cuts]] = {
-    "all_gather": _all_gather,
-    "reduce_scatter": _backwards(_all_gather),
-    "broadcast": _broadcast,
-    "reduce": _backwards(_broadcast),
-    "gather": _gather,
-    "scatter": _backwards(_gather),
-    "all_reduce": lambda graph, _: _all_reduce(graph, ZERO),
-}
 
 
 def partition_rate(graph: LinkGraph, reached: Fraction = ZERO) -> tuple[Fraction, tuple[frozenset[int], ...]]:
