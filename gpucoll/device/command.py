@@ -85,7 +85,7 @@ def instances(*, everything: bool) -> dict[str, list[Instance]]:
         "scale": [sources.instance("scale", what, dtype) for what, kinds in _SCALES for dtype in dtypes
                   if dtype.kind in kinds and (everything or what == "divide" or
                                               (what == "multiply" and dtype.name in SMALL_RANGE))],  # see scaled_mean
-        "compress": sources.compressing(),
+        "compress": [*itertools.chain(*sources.compressing_families())],
         **{kernel: [sources.instance(kernel, width) for width in sources.UNITS]
            for kernel in ("multimem_gather", "pack", "unpack", "copy")},
     }

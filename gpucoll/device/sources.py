@@ -145,13 +145,11 @@ def _families() -> dict[Instance, tuple[Instance, ...]]:
     return {member: tuple(dict.fromkeys(one)) for one in families for member in one}
 
 
-def compressing() -> list[Instance]:
-    """Return the kernels for compressing gradients and for packing Adam's moments."""
-    return [one for family in compressing_families() for one in family]
-
-
 def compressing_families() -> list[list[Instance]]:
-    """Return these kernels by families: a family for each pair of a dtype and a block-scaled format."""
+    """Return the kernels that compress gradients and pack Adam's moments, by families.
+
+    A family for each pair of a dtype and a block-scaled format.
+    """
     wide = [DTYPES[name] for name in ("float32", "float64")]
     real = [*wide, *(DTYPES[name] for name in SHORT)]
     return [[instance("maxima", dtype) for dtype in real],
