@@ -5,12 +5,10 @@
     devices      a watchdog for calls on GPUs, where no host thread waits
     flight       the flight recorder: the last calls of a rank, in a mapped file that survives SIGKILL
     clocks       the offsets of hosts' clocks, for the flight recorder
-    report       `gpucoll report DIR`: compares the flight recorder files of all ranks
-    stragglers   `gpucoll report DIR --stragglers`: the rank that delays the others
+    report       `gpucoll report DIR`: compares the files of all ranks; `--stragglers`: the rank that delays the others
     shares       own delay, waiting and moving: the three shares of every call's time, for `stats`
     device_shares  the shares of calls on a GPU, from events
-    metrics      these shares for Prometheus: GPUCOLL_METRICS
-    summary      the calls that took most time, at the end of a job: GPUCOLL_SUMMARY
+    metrics      these shares for Prometheus, GPUCOLL_METRICS, and as a table at the end of a job, GPUCOLL_SUMMARY
     guard        the hook of every wait: raises an error when an awaited rank has died or aborted
     preflight    compares the ranks' calls, before data is sent or deferred to the next call
     observed     calls wrapped with the recorder, the log and faults for tests

@@ -54,6 +54,7 @@
 #pragma once
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "engine/agreement.h"
@@ -148,8 +149,8 @@ struct Walker {
         is_alike = true;
         cut = agreement.failed = nullptr;
         // Count repetitions: a plan called ALIKE times in a row counts as part of a loop from then on.
-        node.alike = plan->signature == node.last ? std::min(node.alike + 1, ALIKE) : 0;
-        node.last = plan->signature;
+        // Deferred calls do not count: a loop may have calls on the host and on a GPU.
+        if (!plan->has(DEFERRED)) node.alike = plan->signature == std::exchange(node.last, plan->signature) ? std::min(node.alike + 1, ALIKE) : 0;
         plan->in_row |= node.alike == ALIKE;
         eager = plan->has(DEFERRED) || (plan->in_row && plan->may_be_eager(node.same_node.size()));
         may_wait = listens;

@@ -78,6 +78,15 @@ def shares(comm, algorithm, carrier):
     same(out, sum(ranges(comm, 1 << 18)))
 
 
+def on_both_sides(comm):
+    """Equal calls on the host stay eager between calls on a GPU, and every result is right."""
+    engine, x = comm._core.host._shared.engine, cupy.full(5, comm.rank, numpy.float32)
+    for number in range(8):
+        assert (comm.broadcast(numpy.full(3, number * (comm.rank == 0))) == number).all()
+        assert engine.is_eager(comm.rank, engine.call_count) == (number >= 4)
+        same(comm.all_reduce(x), numpy.full(5, comm.size * (comm.size - 1) // 2, numpy.float32))
+
+
 def asynchronous(comm, algorithm):
     """`wait` orders the current stream, `synchronize` blocks, `is_completed` does neither."""
     total = sum(ranges(comm, 5000, 2))

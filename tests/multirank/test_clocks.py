@@ -9,8 +9,7 @@ import numpy
 import pytest
 
 from gpucoll.health import clocks
-from gpucoll.health.report import stories, summary
-from gpucoll.health.stragglers import delays, straggler
+from gpucoll.health.report import delays, stories, straggler, summary
 from harness.node_ranks import on_two_nodes
 
 SECOND = 10**9

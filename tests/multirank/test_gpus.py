@@ -69,7 +69,7 @@ WITH_NCCL = [("missing", "native"), ("missing", "ring"),
              ("streams", "native"), ("shares", "native", "memory"), ("asynchronous", "native"), ("captured", "ring"),
              ("captured", "native"), ("captured", "auto"), ("aborted",), ("broken",), ("blocking",),
              ("elsewhere", "auto"), ("elsewhere", "ring", "tree"), ("repeated_elsewhere", "ring"), ("reused", "native"),
-             ("same_objects", "native"),
+             ("same_objects", "native"), ("on_both_sides",),
              ("reused", "ring"), ("reused_windows",), ("freed_windows",), ("dropped_in_capture",),
              *(("mirrored", "copies", name, "native") for name in ("broadcast", "gather", "scatter", "all_to_all"))]
 ON_PEER = [("shares", "two_shot", "memory"), ("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring"),

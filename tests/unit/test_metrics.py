@@ -13,7 +13,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.health import metrics
-from gpucoll.health.summary import summary_of
+from gpucoll.health.metrics import summary_of
 from harness.pace import seconds
 from harness.thread_ranks import all_on_threads
 

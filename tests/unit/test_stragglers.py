@@ -11,7 +11,7 @@ import gpucoll as gc
 from gpucoll.cli import main
 from gpucoll.core.signature import Signature
 from gpucoll.health.flight import RecordedCall, Story
-from gpucoll.health.stragglers import delays, straggler
+from gpucoll.health.report import delays, straggler
 from harness.pace import seconds
 from harness.thread_ranks import all_on_threads
 
