@@ -138,3 +138,17 @@ def test_the_reference_has_every_public_name():
     methods = set(re.findall(r":: gpucoll\.Communicator\.(\w+)$", api["communicator"], re.M))
     assert {name for name in dir(gpucoll.Communicator) if callable(getattr(gpucoll.Communicator, name))
             and not name.startswith("_")} == methods
+
+
+def test_each_term_of_the_glossary_is_in_its_file():
+    page = (ROOT / "docs/glossary.md").read_text()
+    rows = re.findall(r"^\| (?!term)([^|]+) \| [^|]+ \| (.+) \|$", page, re.MULTILINE)
+    terms = [term for row, _ in rows for term in row.split(", ")]
+    assert len(terms) >= 30
+    assert len({*terms}) == len(terms)
+    for row, code in rows:
+        *names, file = re.findall(r"`([^`]+)`", code)
+        text = (ROOT / ("" if file.startswith("kernels/") else "gpucoll") / file).read_text()
+        words = [name.rpartition(".")[2] for name in names]
+        assert all(re.search(rf"(?:class |def |^ *){word}\b", text, re.MULTILINE) for word in words), row
+        assert words or any(term in text.lower() for term in row.split(", ")), row
