@@ -27,9 +27,10 @@ from gpucoll.transport.rendezvous import becomes
 from harness.pace import Patience
 
 GRACE = 2.0  # seconds for threads and children already asked to end
-# Tables of the library kept for the life of a process: caches, and the time allowed for the end after a failure. The
-# watchdog's thread ends some time after its last communicator; the look at threads finds a thread that stays.
+# Tables of the library kept for the life of a process: caches, the time allowed for the end after a failure, and the
+# groups of failed communicators.
 CACHES = {
+    "gpucoll.transport.kvstore.APPLICANTS", "gpucoll.transport.ports.APPLICANTS",
     "gpucoll.transport.ports._held", "gpucoll.communicator._world",
     "gpucoll.launch.bootstrap.finalize_within", "gpucoll.transport.kvstore._patience",
     "gpucoll.communicator.lifecycle.finalize_within", "gpucoll.communicator.process_end.finalize_within",
