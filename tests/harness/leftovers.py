@@ -60,7 +60,7 @@ def put_back(container: Any) -> "Callable[[dict[Any, Any], dict[Any, Any]], None
     """Return a function restoring a mapping from an earlier copy; at no moment are entries missing."""
     def put(before, now):
         for name in now.keys() - before.keys():
-            del container[name]
+            container.pop(name, None)  # two modules may name one table
         container.update(before)
     return put
 
