@@ -428,10 +428,11 @@ struct Walker {
         return may_wait && plan->has(ANNOUNCED) && plan->root != node.rank ? LISTENING : BEFORE;
     }
 
-    // Take what all ranks have shown with the deferred call, before this rank shows the next call.
+    // Take what all ranks have shown with the deferred call, if anything, before this rank shows the next call.
     static void hear(Node& node) {
+        if (node.open_bytes == 0) return;
         node.heard.resize(node.ranks * node.open_bytes);
-        for (uint32_t rank = 0; node.open_bytes > 0 && rank < node.ranks; rank++)
+        for (uint32_t rank = 0; rank < node.ranks; rank++)
             std::memcpy(node.heard.data() + rank * node.open_bytes, node.slot(rank, static_cast<uint64_t>(node.open >> ROUNDS))->data, node.open_bytes);
     }
 
