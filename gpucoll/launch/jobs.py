@@ -178,29 +178,23 @@ def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:
 
 
 def run_rank(arguments: Sequence[str]) -> None:
-    """Run a program as a rank; `arguments` are the options and the place, see `_rank_command`, and the program's."""
-    parser = Parser(PROGRAM)
-    parser.add_argument("--module", action="store_true")
-    parser.add_argument("--parent")
-    parser.add_argument("--launcher")
-    parser.add_argument("first")
-    parser.add_argument("script")
-    parser.add_argument("given", nargs=argparse.REMAINDER)
-    options = parser.parse_args(list(arguments))
-    if not options.parent:
-        own = variables(os.environ, options.first)
+    """Run a program as a rank; `arguments` are those of `_rank_command`."""
+    is_module = arguments[0] == "--module"
+    launcher, first, script, *given = arguments[is_module:]
+    kind, _, name = launcher.partition("=")
+    if kind == "--parent":
+        standalone.follow(name, int(os.environ["RANK"]))
+        if first:
+            places.follow(first)
+    else:
+        own = variables(os.environ, first)
         if not own:
             say(f"{PROGRAM}: mpiexec has not told this process its rank; known are MPICH's, Intel MPI's and Open "
                 "MPI's\n")
             raise SystemExit(1)
         os.environ.update(own)
-    if options.parent:
-        standalone.follow(options.parent, int(os.environ["RANK"]))
-        if options.first:
-            places.follow(options.first)
-    else:
-        mpi_jobs.keep(options.launcher)
-    _run_program(options.script, options.given, is_module=options.module)
+        mpi_jobs.keep(name)
+    _run_program(script, given, is_module=is_module)
 
 
 def _run_program(script: str, given: Sequence[str], *, is_module: bool) -> None:

@@ -25,12 +25,12 @@ import subprocess
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gpucoll.core.output import say
 from gpucoll.launch import bootstrap
 from gpucoll.launch.launchers import RUN
-from gpucoll.launch.standalone import GRACE, SAVE, end_with, loop_of
+from gpucoll.launch.standalone import GRACE, Launcher, end_with, loop_of
 
 BACKLOG = 4096  # keepers that connect at once
 # Seconds for mpiexec to end the other ranks by itself, after a rank has failed: it may know a better reason.
@@ -48,7 +48,7 @@ class Failure(NamedTuple):
     rank: int
 
 
-class MpiexecJob:
+class MpiexecJob(Launcher):
     """One mpiexec; `command` returns its command line, given the name of the launcher's socket.
 
     `shares_terminal` if mpiexec may have to ask for a password, as ssh does, on the launcher's terminal.
@@ -57,10 +57,8 @@ class MpiexecJob:
     def __init__(self, command: Callable[[str], Sequence[str]], *, shares_terminal: bool = False) -> None:
         self._name = f"gpucoll-{secrets.token_hex(16)}"
         self._command, self._shares = command(self._name), shares_terminal
-        self._status: int | None = None  # the exit code, once decided by a signal or by the launcher
         self._keepers: set[socket.socket] = set()  # connected, and silent until now
         self._failures: list[Failure] = []
-        self._loop: Any = None
         self._mpiexec: subprocess.Popen[bytes]
 
     def run(self) -> int:
@@ -77,7 +75,7 @@ class MpiexecJob:
             try:
                 self._loop.run_forever()
             finally:
-                self._kill()
+                self._signal(signal.SIGKILL)
             self._hear_rest(listener)
         return self._status or _job_code(self._mpiexec.wait(), [one.code for one in sorted(self._failures)])
 
@@ -93,25 +91,13 @@ class MpiexecJob:
         if self._mpiexec.poll() is not None:
             self._loop.stop()
 
-    def _interrupted(self, number: int) -> None:
-        if self._status is not None:
-            self._kill()
-            return
+    def _signal(self, number: int) -> None:
+        if number == signal.SIGKILL:
+            self._mpiexec.kill()  # does nothing after the end
+            self._loop.stop()
         # On a shared terminal, mpiexec has its own Ctrl-C. SIGHUP would end mpiexec without a word to the ranks.
-        passed = None if self._shares and number == signal.SIGINT else \
-            signal.SIGTERM if number == signal.SIGHUP else number
-        self._end(128 + number, passed, SAVE if number == signal.SIGTERM else GRACE)
-
-    def _end(self, status: int, number: int | None, grace: float) -> None:
-        self._status = status
-        # To the keepers of a stopped mpiexec the end of the socket is the order to kill.
-        self._loop.call_later(grace, self._kill)
-        if number is not None:
-            self._mpiexec.send_signal(number)
-
-    def _kill(self) -> None:
-        self._mpiexec.kill()  # does nothing after the end
-        self._loop.stop()
+        elif number != signal.SIGINT or not self._shares:
+            self._mpiexec.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
     def _accept(self, listener: socket.socket) -> None:
         """Take the connections of keepers; a keeper tells of its rank's failure, or closes the connection."""

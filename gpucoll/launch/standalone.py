@@ -55,7 +55,30 @@ def loop_of(interrupted: Callable[[int], None]) -> Any:
     return loop
 
 
-class Job:
+class Launcher:
+    """The end of a job: by a signal, or by a decision of the launcher; after a grace period by SIGKILL."""
+
+    _status: int | None = None  # the job's exit status, once decided
+    _loop: Any = None
+
+    def _signal(self, number: int) -> None:
+        """Send a signal to the job."""
+        raise NotImplementedError
+
+    def _interrupted(self, number: int) -> None:
+        if self._status is not None:
+            self._signal(signal.SIGKILL)
+        else:
+            self._end(128 + number, number, SAVE if number == signal.SIGTERM else GRACE)
+
+    def _end(self, status: int, number: int, grace: float) -> None:
+        self._status = status
+        # To the keepers of a stopped mpiexec its end is the order to kill.
+        self._loop.call_later(grace, self._signal, signal.SIGKILL)
+        self._signal(number)
+
+
+class Job(Launcher):
     """The ranks of a job; `command` returns a rank's command line, given the text of `Parent`."""
 
     def __init__(self, command: Callable[[str], Sequence[str]], variables: Sequence[Mapping[str, str]], *,
@@ -64,10 +87,8 @@ class Job:
         # others.
         self._command, self._variables, self._survive = command, variables, survive
         self._lost, self._ends_well = 0, False  # the status of the first rank lost; whether any rank has ended well
-        self._status: int | None = None  # the job's exit status, once decided
         self._waiting: set[int] = set()  # ranks ended by an exception and waiting to be killed
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}  # the ranks alive
-        self._loop: Any = None
 
     def run(self) -> int:
         """Run the job to the end of all ranks and return the exit status."""
@@ -109,12 +130,6 @@ class Job:
         self._signal(signal.SIGKILL)
         loop.stop()
         say(f"gpucoll run: the launcher itself has failed, and the ranks are killed: {context.get('exception')!r}\n")
-
-    def _interrupted(self, number: int) -> None:
-        if self._status is not None:
-            self._signal(signal.SIGKILL)
-        else:
-            self._end(128 + number, signal.Signals(number), SAVE if number == signal.SIGTERM else GRACE)
 
     def _ended(self, rank: int, handle: int) -> None:
         """Handle the end of a rank: kill all processes started by the rank, and record a failure."""
@@ -168,12 +183,7 @@ class Job:
         self._end(status, signal.SIGTERM, GRACE)  # before the words, which a full pipe can hold up
         say(f"gpucoll run: rank {rank} (process {process}) {how}{others}\n")
 
-    def _end(self, status: int, number: signal.Signals, grace: float) -> None:
-        self._status = status
-        self._loop.call_later(grace, self._signal, signal.SIGKILL)
-        self._signal(number)
-
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: int) -> None:
         """Send a signal to all ranks and the processes started by them; waiting ranks receive only SIGKILL."""
         # Waiting ranks must stay until the other ranks have ended: a rank that sees another rank end reports an error.
         for rank, process in self._ranks.items():
