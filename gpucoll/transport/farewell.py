@@ -10,6 +10,7 @@ A rank that waits in `from_mpi` tells the open communicators in the same way.
 from __future__ import annotations
 
 import enum
+import json
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -18,11 +19,8 @@ import numpy
 from gpucoll.progress.operations import keep_for_ever
 from gpucoll.transport.tags import BYTES, Tag
 
-NOBODY = -1  # in the place of a culprit
 CULPRITS = 8  # at most, in a farewell
-NUMBERS = 5 + CULPRITS
-WORDS = 8 * NUMBERS  # where the words begin
-NBYTES = 512  # of a farewell: numbers of 8 bytes, then the words
+NBYTES = 512  # of a farewell: a line of JSON with numbers, then the words
 
 
 class Why(enum.IntEnum):
@@ -54,13 +52,9 @@ class Farewell(NamedTuple):
 
     def encode(self) -> Any:
         """Return the message, a row of uint8; words that are too long lose their end."""
-        row = numpy.zeros(NBYTES, numpy.uint8)
-        culprits = [*self.culprits[:CULPRITS], *[NOBODY] * (CULPRITS - len(self.culprits))]
-        row[:WORDS].view(numpy.int64)[:] = (
-            self.why, self.calls, self.device_calls, self.refused, self.meeting, *culprits)
-        words = self.words.encode()[:NBYTES - WORDS]
-        row[WORDS:WORDS + len(words)] = numpy.frombuffer(words, numpy.uint8)
-        return row
+        numbers = json.dumps([self.why, self.culprits[:CULPRITS], *self[2:5], self.meeting], default=int)
+        text = f"{numbers}\n{self.words}".encode()[:NBYTES].ljust(NBYTES, b"\0")
+        return numpy.frombuffer(text, numpy.uint8).copy()
 
     @classmethod
     def decode(cls, row: Any) -> Farewell:
@@ -69,10 +63,9 @@ class Farewell(NamedTuple):
         >>> Farewell.decode(Farewell(Why.FAILED, (2,), 7, words="has failed").encode())
         Farewell(why=<Why.FAILED: 2>, culprits=(2,), calls=7, device_calls=0, refused=0, words='has failed', meeting=0)
         """
-        why, calls, device_calls, refused, meeting, *culprits = row[:WORDS].view(numpy.int64).tolist()
-        named = tuple(rank for rank in culprits if rank != NOBODY)
-        words = row[WORDS:].tobytes().rstrip(b"\0").decode(errors="ignore")
-        return cls(Why(why), named, calls, device_calls, refused, words, meeting)
+        numbers, _, words = row.tobytes().rstrip(b"\0").partition(b"\n")
+        why, culprits, calls, device_calls, refused, meeting = json.loads(numbers)
+        return cls(Why(why), tuple(culprits), calls, device_calls, refused, words.decode(errors="ignore"), meeting)
 
     def has_made(self, other: Farewell) -> bool:
         """Return whether the sender has made all calls of another rank, but for those that the other rank refused.
