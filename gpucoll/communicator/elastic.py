@@ -54,9 +54,7 @@ def shrink(comm: Communicator) -> Communicator:
 
 def replace(comm: Communicator, timeout: Any) -> Communicator:
     """Return a communicator with newcomers in the place of lost ranks; see `Communicator.replace`."""
-    deadline = time.monotonic()
-    with contextlib.suppress(ArgumentError):  # `grow` refuses a wrong timeout, on every rank
-        deadline += bootstrap.seconds_of(timeout)
+    late = time.monotonic() + comm.timeout
     while True:
         rest = shrink(comm)
         try:
@@ -67,7 +65,7 @@ def replace(comm: Communicator, timeout: Any) -> Communicator:
         except GpucollError as error:
             if not _is_death(error, rest._core.link):
                 raise
-            if time.monotonic() > deadline:
+            if time.monotonic() > late:
                 raise _lost("replace", error, rest._core.link) from error
             _give_up(rest)  # wakes the ranks that have not seen the death, and those that have grown
         else:
@@ -131,9 +129,7 @@ def _made(place: regroup.Place, make: Callable[[Transport, bootstrap.Options], C
     made: Communicator | None = None
     try:
         link = StoreLink.regrouped(place, options.timeout, by_ucx=options.executor == "ucx")
-        if before is not None:
-            link.gpu_index, link.device = before.gpu_index, before.device
-        made = make(same_options(link, options), options)
+        made = make(same_options(_inherits(link, before or link), options), options)
         made._core.metadata.all_gather({}, call)
     except GpucollError as error:
         if not _is_death(error, link):

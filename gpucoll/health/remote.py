@@ -79,8 +79,8 @@ class Watch:
         self._connection: Connection | None = None
         everyone = mpi.allgather(addresses())
         if self._rank == 0:
-            self._ranks = Ranks(mpi.size, secrets.token_hex(16))
-            self._ranks.answer, self._ranks.lost = self._answer, self._broadcast_gone
+            ranks = self._ranks = Ranks(mpi.size, secrets.token_hex(16))
+            ranks.answer, ranks.lost = self._answer, lambda: ranks.broadcast({"gone": [*ranks.gone]})
         with contextlib.ExitStack() as undo:
             undo.callback(self.drop)  # if a rank dies while the ranks meet
             # The token travels by MPI, out of reach of strangers. It proves that a connection comes from a rank.
@@ -103,9 +103,16 @@ class Watch:
         """
         there, tries, mine = [True] + [False] * (mpi.size - 1), True, None
         for address in where:
-            hub = self._listen(address)
-            with contextlib.nullcontext() if hub is None else contextlib.closing(hub):
-                port = mpi.bcast(hub and hub.port)
+            with contextlib.ExitStack() as stack:
+                port = 0
+                if self._ranks is not None:
+                    mine = address
+                    with contextlib.suppress(OSError):
+                        hub = Hub({"": self._ranks}, socket.create_server((address, 0)), mpi.size)
+                        stack.callback(hub.close)
+                        hub.serve()
+                        port = hub.port
+                port = mpi.bcast(port)
                 if self._rank and port and tries and self._connection is None:
                     try:
                         self._connects(address, port, mpi.size, token, CONNECT / len(where))
@@ -113,22 +120,11 @@ class Watch:
                         # No second try: rank 0 may have admitted this rank late, and then counts it as dead.
                         tries = False
                 there = mpi.allgather(self._rank == 0 or self._connection is not None)
-            if self._ranks is not None:
-                mine = address
             if all(there):
                 break
         if self._connection is not None:
             mine = str(self._connection.socket.getsockname()[0])
         return {rank for rank, came in enumerate(there) if came}, mine
-
-    def _listen(self, address: str) -> Hub | None:
-        """On rank 0, accept ranks at this address; return the hub, None on failure and on the other ranks."""
-        if self._ranks is not None:
-            with contextlib.suppress(OSError):
-                hub = Hub({"": self._ranks}, socket.create_server((address, 0)), self._ranks.size)
-                hub.serve()
-                return hub
-        return None
 
     def _connects(self, address: str, port: int, size: int, token: str, patience: float) -> None:
         """Connect to rank 0 at an address, if it answers there; TimeoutError for an unanswered greeting."""
@@ -164,10 +160,6 @@ class Watch:
         # `list` copies in one step: the connections' threads add reports meanwhile.
         return {rank: number for rank, (number, when) in list(self._reported.items())
                 if time.monotonic() < when + SILENT}
-
-    def _broadcast_gone(self) -> None:
-        if self._ranks is not None:
-            self._ranks.broadcast({"gone": [*self._ranks.gone]})
 
     def fileno(self) -> int | None:
         """Return the file descriptor that becomes readable with news; None on rank 0 and without a connection."""

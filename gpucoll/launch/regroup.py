@@ -63,11 +63,6 @@ class Membership(NamedTuple):
     address: Address
     host: str
 
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return len(self.addresses)
-
     def applicants(self) -> ports.Applicants:
         """Return the ranks that have come to this process to regroup, let in from now on."""
         ports.port(self.host).serve()
@@ -276,7 +271,7 @@ def survivors(ranks: Membership, ended: Callable[[], Collection[int]], timeout: 
                     if name in here.members and rank not in gone}
             gone |= dead - come.keys()
             order = sorted([mine, *come])
-            awaited = {*range(ranks.size)} - gone - {*order}
+            awaited = {*range(len(ranks.names))} - gone - {*order}
             if not awaited:
                 return _invite(ranks, {order.index(rank): one for rank, one in come.items()}, order.index(mine),
                                len(order), [order.index(rank) for rank in lineage.elders if rank in order], options)
@@ -301,7 +296,7 @@ def grown(ranks: Membership, size: int, seats: Sequence[int], exchange: Callable
     exchanges the leader waits `patience` seconds for newcomers, if not `is_broken`. Raises CollectiveTimeout after
     `timeout` seconds without enough newcomers, and StoreError if the leader dies once it has decided.
     """
-    deadline, needed, lineage = time.monotonic() + timeout, size - ranks.size, ranks.lineage
+    deadline, needed, lineage = time.monotonic() + timeout, size - len(ranks.names), ranks.lineage
     leader, here, connection = ranks.admitting_rank, ranks.applicants(), None
     newcomers = ports.applicants(ports.NEWCOMERS, lineage.secret).members if lineage.secret else {}
     with contextlib.ExitStack() as undo:

@@ -26,6 +26,7 @@ import struct
 import threading
 import time
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
@@ -47,7 +48,6 @@ log = logging.getLogger("gpucoll")
 # Guards the hubs and groups of this process; notified at every change. Reentrant.
 CHANGED = threading.Condition()
 SOCKETS = weakref.WeakSet[socket.socket]()  # all sockets made here: a fork's child closes them, see `forked`
-TABLES: list[Any] = []  # dicts with stores, ports and groups, empty in a fork's child
 
 
 class StoreError(BackendError):
@@ -101,6 +101,13 @@ class Connection:
             raise StoreError(f"the data received is not a frame of gpucoll's store: {text[:40]!r} is not a JSON object")
         return head, body
 
+    def answer(self, deadline: float | None = None) -> Frame:
+        """Return the next frame as `read` does; StoreError if the other end tells of an error."""
+        frame = self.read(MOST_BYTES, deadline)
+        if "error" in frame[0]:
+            raise refused(frame[0])
+        return frame
+
     def _fill(self, count: int, deadline: float | None) -> None:
         # Receive only the bytes of this frame, in parts of 1 MiB: a stranger's length must not allocate memory at once.
         while len(self._came) < count:
@@ -139,9 +146,7 @@ class Connection:
             nonces = asked, secrets.token_hex(16)
             self.send({"group": group, "name": name, "size": size, "version": __version__, "nonce": nonces[1],
                        "proof": proof(token, "rank", name, nonces)})
-            welcome = self.read(0, deadline)[0]
-            if "error" in welcome:
-                raise refused(welcome)
+            welcome = self.answer(deadline)[0]
             # The hub proves itself, too: a stranger may have taken the port of an ended process.
             if not _same(welcome.get("proof"), proof(token, "hub", name, nonces)):
                 raise StoreError("init: the process at the address of rank 0 does not know the token of this job")
@@ -288,11 +293,14 @@ class Ranks(Group):
             "start all ranks with the same version and number"
 
 
+APPLICANTS: dict[str, Group] = {}  # the groups of applicants that this process lets in, by key, see `ports`
+
+
 class Hub:
-    """A port where processes come to `groups`, by the key in their greeting; with a thread per connection."""
+    """A port where processes come to `groups` and APPLICANTS, by the key in their greeting; a thread per connection."""
 
     def __init__(self, groups: Mapping[str, Group], listener: socket.socket, size: int = 1) -> None:
-        self._groups, self._size = groups, size
+        self._groups, self._size = ChainMap(dict(groups), APPLICANTS), size
         self._unproved: dict[Connection, float] = {}  # greetings in progress, and their start times; the oldest first
         self._listener: socket.socket | None = listener
         self.port = 0 if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
@@ -423,8 +431,7 @@ def forked() -> None:
     # Without a shutdown: the parent goes on with the connections.
     for one in [*SOCKETS]:
         one.close()
-    for table in TABLES:
-        table.clear()
+    APPLICANTS.clear()
 
 
 os.register_at_fork(after_in_child=forked)

@@ -17,26 +17,12 @@ import os
 import socket
 import threading
 import time
-from collections import ChainMap
 from collections.abc import Callable
 from typing import Any
 
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.progress.deadlines import deadline_of
-from gpucoll.transport.connections import (
-    POLL_INTERVAL,
-    TABLES,
-    Address,
-    Connection,
-    Frame,
-    Group,
-    Hub,
-    Name,
-    Ranks,
-    StoreError,
-    connect,
-    refused,
-)
+from gpucoll.transport.connections import POLL_INTERVAL, Address, Connection, Frame, Hub, Ranks, StoreError, connect
 from gpucoll.transport.rendezvous import becomes
 
 # Seconds for the answer to a request. If rank 0 is stopped, the caller's own deadline and checks for dead ranks must
@@ -104,8 +90,11 @@ def socket_name(token: str) -> str:
     return "\0gpucoll-" + hashlib.sha256(f"{os.geteuid()} {token}".encode()).hexdigest()[:32]
 
 
-def listener_at(token: str, address: Address | None) -> socket.socket:
-    """Return a socket bound to rank 0's `address`, or without an address to the abstract name of the job."""
+def listener_at(token: str, address: Address | None, *, exact: bool = False) -> socket.socket:
+    """Return a socket bound to rank 0's `address`, or without an address to the abstract name of the job.
+
+    Where this host has no such address, the socket is bound to all addresses; or with `exact`, OSError.
+    """
     if address is None:
         listener = socket.socket(socket.AF_UNIX)
         try:
@@ -119,17 +108,16 @@ def listener_at(token: str, address: Address | None) -> socket.socket:
         # A host may call itself by a loopback address, in its own file of names alone.
         if not str(found[0]).startswith("127.") or address[0] in ("localhost", found[0]):
             return socket.create_server(address, family=family)
-    except OSError as error:
-        # The other hosts may reach this host by an address that no interface here has, as behind a Kubernetes service,
-        # or by a name not yet known here.
-        if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
-            raise
+        error = OSError(errno.EADDRNOTAVAIL, "an address for this host alone")
+    except OSError as raised:
+        error = raised
+    # The other hosts may reach this host by an address that no interface here has, as behind a Kubernetes service, or
+    # by a name not yet known here.
+    if exact or (error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror)):
+        raise error
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", address[1]), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", address[1]))
-
-
-APPLICANTS: dict[str, Group] = {}  # the groups of applicants that this process lets in, see `ports`
 
 
 class StoreServer(Ranks, MemoryStore):
@@ -153,11 +141,11 @@ class StoreServer(Ranks, MemoryStore):
                 if error.errno == errno.EADDRINUSE else ""
             raise StoreError(f"init: rank 0 cannot open its store at {where} ({error}){why}") from error
         store = cls(size, token, host="" if address is None else address[0])
-        store.hub = Hub(ChainMap({"": store}, APPLICANTS), listener, size)
+        store.hub = Hub({"": store}, listener, size)
         store.hub.serve()
         return store
 
-    def _answer(self, name: Name, frame: Frame) -> Frame:
+    def _answer(self, name: Any, frame: Frame) -> Frame:
         """Carry out a rank's request and return the answer; StoreError for an unknown request."""
         head, value = frame
         answer: dict[str, Any] = {"number": head.get("number"), "gone": [*self.gone]}
@@ -239,9 +227,7 @@ class StoreClient(KeyStore):
     def _read(self, deadline: float) -> Frame:
         """Return the answer to the last request. Requests that ran out of patience may be answered before."""
         while True:
-            answer, value = self._connection.read(deadline=deadline)
-            if "error" in answer:
-                raise refused(answer)
+            answer, value = self._connection.answer(deadline)
             if answer.get("number") == self._numbers:
                 self.gone, self._is_silent = answer.get("gone", []), False
                 return answer, value
@@ -309,7 +295,7 @@ def _connected(place: str | Address, timeout: float) -> Connection:
 
 # By token and address, or by object; open as long as the process lives.
 _open: dict[object, StoreServer | StoreClient] = {}
-TABLES.extend([_open, APPLICANTS])
+os.register_at_fork(after_in_child=_open.clear)
 while_lingering: list[Callable[[], None]] = []  # called while rank 0 waits at exit
 _patience = [LINGER]  # limits on rank 0's wait at exit; the least counts
 

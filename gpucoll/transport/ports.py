@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import socket
+import os
 import time
 from typing import Any
 
-from gpucoll.transport.connections import CHANGED, POLL_INTERVAL, TABLES, Address, Connection, Group, Hub, connect
-from gpucoll.transport.kvstore import APPLICANTS, listener_at
+from gpucoll.transport.connections import APPLICANTS, CHANGED, POLL_INTERVAL, Address, Connection, Group, Hub, connect
+from gpucoll.transport.kvstore import listener_at
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096  # connections completed by the system before the port is served; the system has its own limit
@@ -80,17 +80,18 @@ def release(key: str, *, leaves: bool) -> None:
 class Port(Hub):
     """A port of this process where applicants come; `users` counts the communicators with ranks that know the port."""
 
-    def __init__(self, address: Address) -> None:
-        listener = listener_at("", address)
+    def __init__(self, address: Address, *, exact: bool = False) -> None:
+        listener = listener_at("", address, exact=exact)
         listener.listen(BACKLOG)
-        super().__init__(APPLICANTS, listener)
+        super().__init__({}, listener)
         self.address, self.users = (address[0], self.port), 0
 
 
 _ports: dict[str, Port] = {}  # of this process, by the name of the host
 # Addresses given by users where this process lets newcomers in; None is the port of a store.
 _held: dict[Address, Port | None] = {}
-TABLES.extend([_ports, _held])
+for table in (_ports, _held):
+    os.register_at_fork(after_in_child=table.clear)
 
 
 def port(host: str, use: int = 0) -> Port:
@@ -120,14 +121,7 @@ def holds(address: Address, *, is_open: bool = False) -> bool:
         _held.setdefault(address, None)
     if address not in _held:
         try:
-            family, *_, found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-            # A host may call itself by a loopback address, in its own file of names alone.
-            if str(found[0]).startswith("127.") and address[0] not in ("localhost", found[0]):
-                return False
-            # Only an address of this host: the port may be free here, and the address another host's.
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.bind((found[0], 0))
-            _held[address] = Port(address)
+            _held[address] = Port(address, exact=True)
         except OSError:  # the port belongs to another process, or the address to another host
             return False
     if (taken := _held[address]) is not None:

@@ -6,7 +6,7 @@ import pytest
 
 from gpucoll.launch import regroup
 from gpucoll.transport import kvstore, ports
-from gpucoll.transport.connections import CHANGED, StoreError, digest
+from gpucoll.transport.connections import APPLICANTS, CHANGED, StoreError, digest
 from gpucoll.transport.rendezvous import becomes
 from harness.pace import seconds
 
@@ -21,7 +21,7 @@ def port():
     yield port
     port.close()
     assert becomes(lambda: not applicants.members, seconds(60))
-    kvstore.APPLICANTS.pop(KEY, None)
+    APPLICANTS.pop(KEY, None)
 
 
 def applicant(port, name, key=KEY, token=TOKEN):
@@ -34,13 +34,13 @@ def heard(connection):
 
 def names():
     with CHANGED:  # whoever has been welcomed is among them
-        return [*kvstore.APPLICANTS[KEY].members]
+        return [*APPLICANTS[KEY].members]
 
 
 def test_the_connection_of_an_applicant_becomes_the_one_to_a_store(port):
     first, second = applicant(port, "first"), applicant(port, "second")
     assert names() == ["first", "second"]
-    store, came = kvstore.StoreServer(3, own=1), [*kvstore.APPLICANTS[KEY].members.values()]
+    store, came = kvstore.StoreServer(3, own=1), [*APPLICANTS[KEY].members.values()]
     store.take(came[0], 0)
     client = kvstore.StoreClient(first, seconds(60))
     client.set("key", b"1" * 1000)
@@ -94,4 +94,4 @@ def test_a_newcomer_computes_the_token_of_the_ranks(port, proofs, token):
     assert (place.lineage.token == ranks.token) == (token == "secret")
     place.store.abandon()
     ports.release("a", leaves=False)
-    del kvstore.APPLICANTS[ports.NEWCOMERS]
+    del APPLICANTS[ports.NEWCOMERS]
