@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.communicator import core
+from gpucoll.call.table import Calls
 from gpucoll.core.ops import OPS
 from gpucoll.executors.native import NativeExecutor, _Collective
 from harness.pace import seconds
@@ -98,13 +98,13 @@ def again(mpi):
         for name, call, expected in cases(comm, 5):
             for in_place in (False, True):
                 call(in_place, **native)
-                with mock.patch.object(core.Core, "run", side_effect=AssertionError(name)), \
-                        mock.patch.object(core.Core, "begin", side_effect=AssertionError(name)), \
+                with mock.patch.object(Calls, "run", side_effect=AssertionError(name)), \
+                        mock.patch.object(Calls, "begin", side_effect=AssertionError(name)), \
                         mock.patch.object(NativeExecutor, "copied", side_effect=AssertionError(name)):
                     found = call(in_place, **native)
                 assert found is None if expected is None else (found == expected).all(), (name, in_place)
         comm.barrier(**native)
-        with mock.patch.object(core.Core, "run", side_effect=AssertionError):
+        with mock.patch.object(Calls, "run", side_effect=AssertionError):
             comm.barrier(**native)
 
 
