@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -50,12 +51,28 @@ class CudaDevice:
     def __init__(self, ordinal: int) -> None:
         device = cupy.cuda.Device(ordinal)
         self.ordinal, self.current = ordinal, CurrentDevice(ordinal)
-        self.relaxed = RelaxedCapture(self.current)
+        self._exchange_mode = library("libcuda.so.1").cuThreadExchangeStreamCaptureMode
         self._arch = f"sm_{device.compute_capability}"
         self._processors = device.attributes["MultiProcessorCount"]
         self.kernels = Kernels(self._load, self._processors)
         self._filling, self._probe = _filling_streams(ordinal)
         self.current_stream = functools.partial(cupy.cuda.get_current_stream, ordinal)
+
+    @property
+    @contextlib.contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """A context with this device as the thread's current device, and with the thread's capture mode relaxed.
+
+        A capture in CUDA's default mode becomes invalid when any thread queries an event. Calls of a thread in relaxed
+        mode do not affect captures.
+        """
+        mode = ctypes.c_int(RELAXED)
+        with self.current:
+            self._exchange_mode(ctypes.byref(mode))  # from here on `mode` is the former mode
+            try:
+                yield
+            finally:
+                self._exchange_mode(ctypes.byref(mode))
 
     def channels(self, ranks: int) -> int:
         """Return the number of blocks per rank that run at the same time if `ranks` ranks share this device."""
@@ -257,37 +274,6 @@ class CurrentDevice(threading.local):
         before = self._before.pop()
         if cupy.cuda.runtime.getDevice() != before:
             cupy.cuda.runtime.setDevice(before)
-
-
-@functools.cache
-def _driver() -> Any:
-    return library("libcuda.so.1")
-
-
-def exchange_capture_mode(mode: int) -> int:
-    """Set the capture mode of the calling thread by cuThreadExchangeStreamCaptureMode; return the former mode."""
-    value = ctypes.c_int(mode)
-    _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(value))
-    return value.value
-
-
-class RelaxedCapture(threading.local):
-    """A context manager making a GPU the thread's current device and setting the thread's capture mode to relaxed.
-
-    A capture in CUDA's default mode becomes invalid when any thread queries an event. Calls of a thread in relaxed mode
-    do not affect captures.
-    """
-
-    def __init__(self, device: CurrentDevice) -> None:
-        self._device = device
-
-    def __enter__(self) -> None:
-        self._device.__enter__()
-        self._before = exchange_capture_mode(RELAXED)
-
-    def __exit__(self, *error: object) -> None:
-        exchange_capture_mode(self._before)
-        self._device.__exit__(*error)
 
 
 class CurrentStream:

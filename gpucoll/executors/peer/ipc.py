@@ -15,7 +15,7 @@ import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.arrays.segments import Block, Slab
-from gpucoll.device.cuda import CudaDevice, CudaEvent, RelaxedCapture
+from gpucoll.device.cuda import CudaDevice, CudaEvent
 from gpucoll.device.packages import cupy
 from gpucoll.device.peer import CONTROL, Multicast, Room
 from gpucoll.device.streams import StreamOrder
@@ -87,7 +87,7 @@ class StreamUses:
 
 def _free(device: CudaDevice, pointer: int, free: Callable[[int], object]) -> None:
     # A garbage collection may drop the slab while the program captures a graph, with this thread or another one.
-    with RelaxedCapture(device.current):
+    with device.relaxed:
         free(pointer)
 
 
