@@ -4,8 +4,7 @@ All ranks are threads of one process.
 
     turns       one thread runs at a time, so that a deadlock is found exactly
     matching    the calls of all ranks on every communicator, and messages between two ranks
-    values      results of collectives, by NumPy
-    ranks       communicators of virtual ranks: the library above transports and executors
+    ranks       communicators of virtual ranks: the library above transports and executors; results, by NumPy
     state       environment, random numbers and world of each rank
     findings    causes and call sites, from the state in which no rank can continue
     torch_world torch.distributed for virtual ranks; torch_threads, torch_tensors: its threads and tensors

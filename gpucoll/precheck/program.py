@@ -6,12 +6,13 @@ import atexit
 import contextlib
 import functools
 import importlib
+import importlib.machinery
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from threadpoolctl import threadpool_limits
@@ -22,7 +23,6 @@ from gpucoll.emulation import installed
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.precheck.findings import Analysis, Finding, with_refusals
 from gpucoll.precheck.gpu_arrays import after_imports
-from gpucoll.precheck.imports import followed
 from gpucoll.precheck.matching import VirtualGroup
 from gpucoll.precheck.ranks import VirtualTransport, end
 from gpucoll.precheck.state import SEED, ProcessState, is_of_program
@@ -212,3 +212,29 @@ def _own_process(turns: Turns) -> Iterator[None]:
     finally:
         for owner, name, value in before:
             setattr(owner, name, value)
+
+
+@contextlib.contextmanager
+def followed(after: Mapping[str, Callable[[], object]]) -> Iterator[None]:
+    """Compile, or read, a module once for all ranks; call ``after[name]()`` after the import of the module `name`.
+
+    Each rank imports the program's modules for itself, and all share the libraries.
+    """
+    loader: Any = importlib.machinery.SourceFileLoader
+    known: dict[tuple[str, str], Any] = {}
+
+    def get_code(self: Any, fullname: str) -> Any:
+        key = self.path, fullname
+        if key not in known:
+            known[key] = super(loader, self).get_code(fullname)
+        return known[key]
+
+    def exec_module(self: Any, module: Any) -> None:
+        super(loader, self).exec_module(module)
+        after.get(module.__name__, lambda: None)()
+
+    loader.get_code, loader.exec_module = get_code, exec_module
+    try:
+        yield
+    finally:
+        del loader.get_code, loader.exec_module

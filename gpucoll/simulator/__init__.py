@@ -42,10 +42,9 @@ from typing import NamedTuple, Protocol
 from gpucoll.algorithms import find
 from gpucoll.core.schedule import Schedule
 from gpucoll.errors import ArgumentError
-from gpucoll.simulator.clock import Clock, priced
 from gpucoll.simulator.routes import AnyRoutes, Routes
 from gpucoll.simulator.topologies import DEFAULT, Level, Topology, checked, load, names, shipped
-from gpucoll.simulator.waves import Case, NotAlike, Wave, few_enough, one_by_one, together, waves_of
+from gpucoll.simulator.waves import Case, Clock, NotAlike, Wave, few_enough, one_by_one, priced, together, waves_of
 
 MOST_RANKS, MOST_UNLIKE = 1 << 20, 1 << 17  # on one switch of equal links, and on other topologies
 MANY = 1 << 14  # ranks: beyond, ranks on one switch are not replayed

@@ -2,8 +2,8 @@
 
     binding      a call as kernel launches on memory
     step_tables  a plan as tables for the step kernel, which runs any schedule; and a check against deadlock
-    sharing      one communicator at a time on a GPU that ranks share
-    handshake    how the ranks get access to each other's slabs (a slab is a rank's piece of shared memory)
+    handshake    how the ranks get access to each other's slabs (a slab is a rank's piece of shared memory); one
+                 communicator at a time on a GPU that ranks share
     memory, ipc  slabs, a GPU's; arrays in symmetric memory
     multicast    GPU memory that the NVLink switch reduces and writes; descriptors: how the ranks get access to it
 
