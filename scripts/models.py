@@ -151,20 +151,31 @@ class Embedding(Layer):
         return dy[..., 0], {self.tokens: one_hot.T @ dy.reshape(-1, dy.shape[-1]), self.places: dy.sum(axis=0)}
 
 
-class Attention(Layer):
-    """x plus causal attention of `heads` to the normalised x, over the axis before the last; divided by heads."""
+class Residual(Layer):
+    """x plus a function of x, divided over ranks; the weights have `shapes`."""
 
     begins = ends = True
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    def initial(self, chance: np.random.Generator) -> dict[str, np.ndarray]:
+        return {name: chance.standard_normal(shape) / math.sqrt(shape[0]) / 2
+                for name, shape in zip(self.names, self.shapes, strict=True)}
+
+    def finish(self, xp: Any, w: Weights, x: Array, part: Array, kept: Any) -> tuple[Array, Any]:
+        return x + part, kept
+
+    def finish_backward(self, dy: Array, part: Array) -> Array:
+        return dy + part
+
+
+class Attention(Residual):
+    """x plus causal attention of `heads` to the normalised x, over the axis before the last; divided by heads."""
 
     def __init__(self, name: str, width: int, heads: int) -> None:
         self.into, self.out = self.names = (f"{name}.into", f"{name}.out")
         self.cut = {self.into: 2, self.out: 0}
+        self.shapes = (width, 3, width), (width, width)
         self._width, self._each = width, width // heads
-
-    def initial(self, chance: np.random.Generator) -> dict[str, np.ndarray]:
-        shapes = (self._width, 3, self._width), (self._width, self._width)
-        return {name: chance.standard_normal(shape) / math.sqrt(self._width) / 2
-                for name, shape in zip(self.names, shapes, strict=True)}
 
     def _split(self, x: Array) -> Array:
         samples, length, width = x.shape
@@ -184,9 +195,6 @@ class Attention(Layer):
         mixed = self._join(weights @ v)
         return mixed @ w[self.out], (normal, scale, q, k, v, weights, mixed)
 
-    def finish(self, xp: Any, w: Weights, x: Array, part: Array, kept: Any) -> tuple[Array, Any]:
-        return x + part, kept
-
     def backward(self, xp: Any, w: Weights, kept: Any, dy: Array) -> tuple[Array, dict[str, Array]]:
         normal, scale, q, k, v, weights, mixed = kept
         rows, flat = dy.reshape(-1, self._width), normal.reshape(-1, self._width)
@@ -200,31 +208,19 @@ class Attention(Layer):
         found = {self.into: by_into, self.out: mixed.reshape(-1, mixed.shape[-1]).T @ rows}
         return unnormalised(normal, scale, by_normal), found
 
-    def finish_backward(self, dy: Array, part: Array) -> Array:
-        return dy + part
 
-
-class FeedForward(Layer):
+class FeedForward(Residual):
     """x plus tanh(normalised x @ wide) @ narrow; divided by hidden elements."""
-
-    begins = ends = True
 
     def __init__(self, name: str, width: int, hidden: int) -> None:
         self.wide, self.narrow = self.names = (f"{name}.wide", f"{name}.narrow")
         self.cut = {self.wide: 1, self.narrow: 0}
-        self._shapes = (width, hidden), (hidden, width)
-
-    def initial(self, chance: np.random.Generator) -> dict[str, np.ndarray]:
-        return {name: chance.standard_normal(shape) / math.sqrt(shape[0]) / 2
-                for name, shape in zip(self.names, self._shapes, strict=True)}
+        self.shapes = (width, hidden), (hidden, width)
 
     def forward(self, xp: Any, w: Weights, x: Array) -> tuple[Array, Any]:
         normal, scale = normalised(xp, x)
         hidden = xp.tanh(normal @ w[self.wide])
         return hidden @ w[self.narrow], (normal, scale, hidden)
-
-    def finish(self, xp: Any, w: Weights, x: Array, part: Array, kept: Any) -> tuple[Array, Any]:
-        return x + part, kept
 
     def backward(self, xp: Any, w: Weights, kept: Any, dy: Array) -> tuple[Array, dict[str, Array]]:
         normal, scale, hidden = kept
@@ -233,9 +229,6 @@ class FeedForward(Layer):
         found = {self.wide: flat.T @ by_hidden.reshape(-1, hidden.shape[-1]),
                  self.narrow: hidden.reshape(-1, hidden.shape[-1]).T @ rows}
         return unnormalised(normal, scale, by_hidden @ w[self.wide].T), found
-
-    def finish_backward(self, dy: Array, part: Array) -> Array:
-        return dy + part
 
 
 def normalised(xp: Any, x: Array) -> tuple[Array, Array]:
