@@ -67,12 +67,13 @@ def test_the_rank_that_stays_away_is_named(ranks):
     ranks(stays_away)
 
 
-def two_threads(mpi):
+def two_threads(mpi, nodes):
     """Let the progress thread and a thread waiting in a barrier poll the same asynchronous calls."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        with gc.Communicator.from_mpi(mpi, check="deferred", timeout=seconds(60)) as comm:
+        with gc.Communicator.from_mpi(mpi, check="deferred", timeout=seconds(60)) if nodes == 1 \
+                else on_two_nodes(mpi, None, check="deferred") as comm:
             for number in range(60):
                 works = [comm.all_reduce(numpy.full(4, number), async_op=True) for _ in range(3)]
                 comm.barrier()
@@ -81,8 +82,9 @@ def two_threads(mpi):
         sys.setswitchinterval(before)
 
 
-def test_two_threads_compare_calls(ranks):
-    ranks(two_threads)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_two_threads_compare_calls(ranks, nodes):
+    ranks(two_threads, nodes)
 
 
 def apart(mpi):
