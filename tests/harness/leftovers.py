@@ -30,7 +30,7 @@ GRACE = 2.0  # seconds for threads and children already asked to end
 # Tables of the library kept for the life of a process: caches, the time allowed for the end after a failure, and the
 # groups of failed communicators.
 CACHES = {
-    "gpucoll.transport.kvstore.APPLICANTS", "gpucoll.transport.ports.APPLICANTS", "gpucoll.communicator._world",
+    "gpucoll.transport.connections.APPLICANTS", "gpucoll.transport.ports.APPLICANTS", "gpucoll.communicator._world",
     "gpucoll.transport.ports._held", "gpucoll.launch.bootstrap.finalize_within", "gpucoll.transport.kvstore._patience",
     "gpucoll.communicator.lifecycle.finalize_within", "gpucoll.communicator.process_end.finalize_within",
     "gpucoll.algorithms._PHASES", "gpucoll.launch.bootstrap._process", "gpucoll.device.cuda._functions",
