@@ -26,7 +26,6 @@ from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.plan import Layouts, Plan
 from gpucoll.progress.operations import Operation
 from gpucoll.progress.waits import Progress
-from gpucoll.transport.control import exchange
 from gpucoll.tuner import Choice, Tuner
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 NATIVE = "native"
 HYBRID = "hybrid"
-MOST_CONNECTED = 256  # ranks of a job whose processes are all connected from the start
 
 
 class Backend(Protocol):
@@ -286,6 +284,7 @@ def _made(link: Transport, timeout: float, asked: str | None, check: str | None
           ) -> tuple[EngineExecutor | None, EngineExecutor | MpiExecutor, NativeExecutor | None]:
     """Return the executors for host arrays: of shared memory, of messages, of MPI. A collective call of processes."""
     from gpucoll.executors.engine import MESSAGES, EngineExecutor, library
+    from gpucoll.executors.engine.wires import agreed_wire
 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID
     shared = native = None
@@ -297,36 +296,23 @@ def _made(link: Transport, timeout: float, asked: str | None, check: str | None
             others, began = frozenset(range(link.place.size)) - {link.place.rank}, time.monotonic()
             guard = Guard(link.place.rank, link.processes, lambda: others, dict, link.farewells, lambda: began)
             shared.meet(guard.check)
+    able = library() is not None and (shared is None or shared.name != HYBRID or shared.engine is not None)
+    wire = agreed_wire(link, timeout, check, able=able) if link.place.size > 1 else None
     messages: EngineExecutor | MpiExecutor
-    if library() is None:
-        messages = MpiExecutor(link.wire, check)
+    if wire is None and (link.place.size > 1 or library() is None):
+        # Where an engine compares the calls, this executor counts them when they run.
+        counts = check == "off" or (shared is not None and shared.engine is not None)
+        messages = MpiExecutor(link.wire, check, counts=counts)
         messages.name = link.carrier
     else:
         messages = EngineExecutor(link, timeout, check, link.carrier, on_engine=asked == link.carrier)
         if messages.on_engine:
             messages.meet()  # without a wait: each rank is a node of its own
-    if link.carrier == "ucx" and link.place.size > 1:
-        _use_wire(link, timeout, shared, messages)
+        for one in (shared, messages):
+            if wire is not None and one is not None and one.name != "shared":
+                one.use_wire(wire)
     if link.has_collectives:
         from gpucoll.executors.native import NativeExecutor
 
         native = NativeExecutor(link.wire, shared, timeout)
     return shared, messages, native
-
-
-def _use_wire(link: Transport, timeout: float, shared: EngineExecutor | None, messages: Any) -> None:
-    """Let the engines themselves send the messages between hosts, if every rank has an engine. A collective call.
-
-    All ranks decide alike, because engines compare calls, and number messages, in another way than Python does.
-    """
-    rank, nodes = link.place.rank, link.place.nodes
-    away = [rank, *(other for other, node in enumerate(nodes) if node != nodes[rank])]
-    # Connect all pairs of ranks now: the abort message to a rank of a lost host would wait in UCX for a connection.
-    # Larger jobs connect at the first message, because the connections of a process would be too many.
-    if link.place.size <= MOST_CONNECTED:
-        connects = exchange(link.wire, rank, away, ())
-        Progress(timeout, foreign=link.foreign).run(connects, "the first messages between hosts")
-    first = messages if shared is None else shared
-    if all(link.mpi.allgather(first.engine is not None)):
-        for one in filter(None, (shared, messages)):
-            one.use_wire()

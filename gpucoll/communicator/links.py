@@ -25,6 +25,7 @@ from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.launch.regroup import Lineage, Place, first_lineage, membership, offer
 from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport import ports, ucx
+from gpucoll.transport.control import WireError
 from gpucoll.transport.farewell import Farewell, Why, by_mpi
 from gpucoll.transport.kvstore import Address, KeyStore, MemoryStore, open_store
 from gpucoll.transport.mailbox import StoreMessages, StoreRanks, ThreadMessages
@@ -123,7 +124,7 @@ class MpiLink(Transport):
         self.base = self.base or self.mpi
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.has_ended = MPI.Is_finalized
-        self.foreign = (MPI.Exception, OverflowError)
+        self.foreign = (MPI.Exception, OverflowError, WireError)
         self._farewells = {}
 
     def _meet(self, mpi: MPI.Intracomm, table: Table | None) -> None:
@@ -191,7 +192,7 @@ class StoreLink(Transport):
     def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float,
                  lineage: Lineage | None = None, *, needs_ucx: bool = False, by_ucx: bool = False) -> None:
         self._store, self._name, self._timeout, self._needs_ucx, self._by_ucx = store, name, timeout, needs_ucx, by_ucx
-        self.foreign = store.foreign
+        self.foreign = (*store.foreign, WireError)
         self.mpi = self._ranks = StoreRanks(store, f"{name}/ranks", rank, size, timeout)
         with contextlib.ExitStack() as undo:  # if a rank dies while the ranks meet
             self._meet(rank, lineage or first_lineage(), undo)
@@ -225,7 +226,7 @@ class StoreLink(Transport):
             if not isinstance(carriers, dict):
                 # A part of the ranks uses the same carrier, also on one host.
                 self.carrier, self._by_ucx = "ucx", True
-                self.foreign = (*self._store.foreign, ucx.library()[0].UcxError)
+                self.foreign = (*self.foreign, ucx.library()[0].UcxError)
                 return carriers
             if self._needs_ucx:
                 (rank, reason), *_ = carriers.items()

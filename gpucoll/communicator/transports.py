@@ -15,6 +15,7 @@ from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.launch.regroup import Membership
 from gpucoll.progress.operations import Operation
 from gpucoll.progress.waits import Progress
+from gpucoll.transport.control import WireError
 from gpucoll.transport.farewell import NBYTES, Farewell, Sent, Why
 from gpucoll.transport.tags import BYTES, Tag
 from gpucoll.tuner import Table, built_in
@@ -53,7 +54,8 @@ class Transport:
     has_collectives = False  # whether `wire` is a communicator of mpi4py, with MPI's own collectives
     shares_memory = False  # whether the ranks of a host may read each other's memory
     meets_to_close = True  # whether ranks tell each other that they close, and wait for each other
-    foreign: tuple[type[Exception], ...] = ()  # the transport's own exceptions, reported as BackendError
+    # The transport's own exceptions, reported as BackendError.
+    foreign: tuple[type[Exception], ...] = (WireError,)
     carrier = "mpi"  # the name of the executor by messages of `wire`
     members: Membership | None = None  # by which processes regroup; None if they cannot
     gpu_index: int | None = None  # number for dealing out a host's GPUs; None: threads use the current GPU

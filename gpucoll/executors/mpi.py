@@ -30,26 +30,24 @@ from gpucoll.transport.tags import BYTES, MAX_MESSAGE, tag_of_call
 class MpiExecutor(Executor):
     """An executor of schedules by messages over `comm`, used by nothing else; `check` is the communicator's option.
 
-    The number of a call gives the tag of the messages. Calls are counted at their comparison or refusal, like the
-    engine's calls, or with `check="off"` when run: no later message meets an earlier call's.
+    The number of a call gives the tag of the messages: no later message meets an earlier call's. Calls are counted when
+    run if it `counts`, else at their comparison or refusal, like the engine's calls.
     """
 
     name = "mpi"
     engine: Any = None
 
-    def __init__(self, comm: Any, check: str | None = None) -> None:
+    def __init__(self, comm: Any, check: str | None, *, counts: bool) -> None:
         receives = comm if check in (None, "full") else receiver(comm)
         self._comm = SimpleNamespace(Isend=comm.Isend, Irecv=receives.Irecv)
-        self.call_count, self._is_compared = 0, check != "off"
+        self.call_count, self._counts = 0, counts
         self._workspace: dict[str, Array] = {}
         self._run: _Walk | None = None
 
     def run(self, call: Call, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
         """Carry out the plan of a call round by round."""
         request = call.request
-        # Otherwise the comparison has counted this call.
-        if not self._is_compared:
-            self.call_count += 1
+        self.call_count += self._counts
         assert request.plan is not None
         run = _Walk(self._comm, tag_of_call(self.call_count), request, request.plan, source, target, self._allocate)
         self._run = run

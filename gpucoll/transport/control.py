@@ -9,10 +9,15 @@ from typing import Any
 
 import numpy
 
+from gpucoll.errors import BackendError
 from gpucoll.progress.operations import Pending, keep_for_ever
 from gpucoll.transport.tags import BYTES, Tag
 
 NUMBERS = 16  # of an exchange: enough for an id of NCCL, or for a number on each of the ranks of a node
+
+
+class WireError(BackendError):
+    """A message of the engine's has failed."""
 
 
 def exchange(comm: Any, rank: int, ranks: Sequence[int],

@@ -283,16 +283,16 @@ class ThreadMessages:
     """A rank's access to messages between threads, with mpi4py's methods used by executors."""
 
     def __init__(self, rank: int, mail: Mailbox) -> None:
-        self._rank, self._mail = rank, mail
+        self._rank, self.mail = rank, mail
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> _Message:
         """Begin to send ``[bytes, "B"]`` with the dtype code `dtype` to rank `dest`."""
-        return self._mail.post(_Message(buffer[0], dtype, (self._rank, dest, tag), sends=True))
+        return self.mail.post(_Message(buffer[0], dtype, (self._rank, dest, tag), sends=True))
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> _Message:
         """Begin to receive from rank `source` into ``[bytes, "B"]`` with the dtype code `dtype`."""
-        return self._mail.post(_Message(buffer[0], dtype, (source, self._rank, tag)))
+        return self.mail.post(_Message(buffer[0], dtype, (source, self._rank, tag)))
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return the first unmatched message to this rank; see `Mailbox.seen`."""
-        return self._mail.seen(source, self._rank, tag)
+        return self.mail.seen(source, self._rank, tag)

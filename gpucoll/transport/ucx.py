@@ -212,11 +212,6 @@ class UcxMessages:
         """Return a capsule for the engine's own messages, with tags from ENGINE_TAGS on (kernels/engine/wire.h)."""
         return self._worker.wire(self._base, self._rank, self._addresses)
 
-    def failed(self, reason: str) -> Exception:
-        """Return the error of a message of the engine's."""
-        error: Exception = library()[0].UcxError(f"message: {reason}")
-        return error
-
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0, *, synchronous: bool = False) -> Any:
         """Begin to send ``[array, "B"]`` with the dtype code `dtype` to rank `dest`; return the request."""
         return self._worker.send(self._addresses[dest], self._from_here | dtype << self._dtype_shift | tag,

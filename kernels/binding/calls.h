@@ -218,10 +218,7 @@ static bool step(Engine& self, bool patient, bool asks_again = false) {
         }
         switch (outcome) {
             case Walker::DONE: return true;
-            case Walker::WAITING:
-                // The first function of a plan advances messages: MPI moves messages only inside MPI calls.
-                if (PyTuple_GET_SIZE(calls) > 0) checked(PyObject_CallNoArgs(PyTuple_GET_ITEM(calls, 0)));
-                return false;
+            case Walker::WAITING: return false;
             case Walker::UNKNOWN: ask(self, attach_name, number(walker.awaited), number(walker.unknown)); break;
             case Walker::CALLING:
                 if (call_function(self, calls)) {

@@ -1,6 +1,7 @@
 // The Python type `Engine`, one object per rank and communicator. The executor `shared` makes the object and drives
-// its methods; the communicator calls the object itself for known calls (calls.h).
+// its methods; the communicator calls the object itself for known calls (calls.h). Functions make wires (wires.h).
 #include "binding/cycles.h"
+#include "binding/wires.h"
 
 namespace gpucoll {
 
@@ -362,7 +363,7 @@ static PyMethodDef methods[] = {
 static PyGetSetDef members[] = {{"thread", Method<thread>::get, nullptr, nullptr, nullptr},
                                 {"call_count", Method<call_count>::get, nullptr, nullptr, nullptr},
                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_engine", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_engine", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
 
 // Return the module. `sources` is the digest of the source files: Python refuses a module built from other files.
 static Ref<> make_module() {

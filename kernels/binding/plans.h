@@ -12,7 +12,7 @@ namespace gpucoll {
 // A plan for Python.
 struct PlanState {
     Plan plan{};
-    Ref<> calls;     // tuple of the functions of CALLs; the first is called while waiting. Empty without CALLs
+    Ref<> calls;     // tuple of the functions of CALLs
     Ref<> prepared;  // plan `by_calls`: the blocking call kept for the arguments `prepared_on`, or null
     const char* prepared_on[3];
 
@@ -138,7 +138,7 @@ struct Reading {
             case Instruction::PUBLISH: return whole(is_position(counter));
             case Instruction::CALL:
                 // Own parts only: Python gets addresses, and another rank's memory need not be mapped.
-                return whole(counter > 0 && counter < calls && one.to.rank == node->rank && are_own(one.first, true));
+                return whole(counter >= 0 && counter < calls && one.to.rank == node->rank && are_own(one.first, true));
             case Instruction::AGREE: return whole(node->compares);
             case Instruction::SEND: case Instruction::RECEIVE: case Instruction::END: case Instruction::OPEN: case Instruction::TAKE:
                 return whole(is_message(one));

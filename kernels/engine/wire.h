@@ -1,5 +1,6 @@
-// Messages between hosts, as the engine sees them: a transport implements `Wire`. binding/ucx.cc does so by UCX, in
-// another module, and Python hands the object to the engine. So this file has neither Python nor a transport in it.
+// Messages between ranks that share no memory, as the engine sees them: a transport implements `Wire`. MPI does so in
+// mpi_wire.h, threads of one process in thread_wire.h, and UCX in binding/ucx.cc, a module of its own. Python hands the
+// object to the engine. So this file has neither Python nor a transport in it.
 #pragma once
 #include <atomic>
 #include <cstddef>

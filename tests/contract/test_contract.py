@@ -95,8 +95,7 @@ def test_the_same_bits_on_every_rank_and_in_every_run(executor, collective, algo
     assert len({digest for one in found for digest in one}) == 1
 
 
-@pytest.mark.parametrize(("size", "name"), sampled(
-    itertools.product((2, 3, 5, 8), ("float32", "float16")), 1, seed=5))
+@pytest.mark.parametrize(("size", "name"), sampled(itertools.product((2, 3, 5, 8), ("float32", "float16")), 1, seed=5))
 def test_the_bits_are_those_of_messages(executor, size, name, monkeypatch):
     """Sums of random floats, sensitive to order and rounding, equal the sums of Python's walker."""
     found = executor.run(size, collectives.rounded, name)

@@ -265,8 +265,7 @@ def test_layers_are_there_while_they_are_used(executor):
 
 def served(comm, servers, staleness):
     weights = {name: array for name, array in learning.parameters(comm.rank).items()}
-    place = training.ParameterServer(weights, comm, servers=servers, optimizer=training.Adam(0.01),
-                                     staleness=staleness)
+    place = training.ParameterServer(weights, comm, servers=servers, optimizer=training.Adam(0.01), staleness=staleness)
     workers, nbytes = comm.size - servers, sum(array.nbytes for array in weights.values())
     if place.is_server:
         place.serve()

@@ -60,7 +60,7 @@ def test_plans_that_are_not_whole_are_refused():
                     step(REDUCE, 0, 0, mine, 8, ((1, 0, 4090),)), step(REDUCE, 0, 0, mine, 8, ((1, 3, 0),)),
                     step(REDUCE, 0, 0, mine, 8, ((2, 0, 0),)), step(REDUCE, 0, 0, mine, 8, (theirs, theirs)),
                     step(REDUCE, 0, 0, mine, 7, (theirs,)), step(REDUCE, 0, 0, mine, 8, (theirs,), ((2, 1, 0),)),
-                    step(CALL, 0, 1), {**step(CALL, 0, 0), "calls": (print, print)}, {"steps": (5,)}, {"peers": (2,)},
+                    step(CALL, 0, 0), {**step(CALL, 0, 2), "calls": (print, print)}, {"steps": (5,)}, {"peers": (2,)},
                     {"peers": (0,)}, {"peers": ()}, {"readers": ((0, 2, 2),)}, {"readers": ((3, 1, 2),)},
                     {"readers": (3,)}, {"root": 2}, {"starts": (0, 1)}, {"kinds": (4, 4, 2)},
                     step(REDUCE, 0, 0, mine, 8, (mine,), (mine,)),

@@ -15,7 +15,7 @@ from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.ops import OPS
 from gpucoll.executors import CallRequest
 from gpucoll.executors.engine import plans, tables
-from gpucoll.executors.engine.between_nodes import Messages, WireRoles
+from gpucoll.executors.engine.between_nodes import WireRoles
 from gpucoll.executors.engine.neighbours import head_bytes
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.tuner.choice import Choice
@@ -51,10 +51,9 @@ class Rank:
         nodes = nodes or (0,) * size
         self.rank, self.size, self.copies, self.nodes = rank, size, copies, nodes
         self.all = frozenset(other for other in range(size) if nodes[other] == nodes[rank])
-        self.engine, messages = Engine(), Messages(None, None, None)
-        if max(nodes) > 0:
-            messages.wire = WireRoles.of(rank, nodes, compares=True)
-        self.plans = plans.Plans(self, self.engine, messages)
+        self.engine = Engine()
+        roles = WireRoles.of(rank, nodes, compares=True) if max(nodes) else None
+        self.plans = plans.Plans(self, self.engine, roles=roles)
 
     def reserve(self, buffer, nbytes):
         """Do nothing: the memory is that of this process."""
@@ -135,8 +134,7 @@ def drawn(random, ranks, names=NAMES):
                               nbytes, sizes, in_place, cut, symmetric=symmetric)
         request = replace(request, plan=make_plan(request, choice, place))
         results = [outcome(collective, op, name, root, some, rank.rank, table) for some in inputs]
-        calls.append(Call(rank.plan(request), symmetric, in_place, [some[rank.rank] for some in inputs],
-                          results))
+        calls.append(Call(rank.plan(request), symmetric, in_place, [some[rank.rank] for some in inputs], results))
     return calls
 
 

@@ -35,8 +35,7 @@ def drawn_cases(mpi, how, draws):
 
 
 @pytest.mark.parametrize("how", ["shared", "hybrid", pytest.param("mpi", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("size", "draws"), [(4, DRAWS),
-                                             *(pytest.param(size, 60 * DRAWS, marks=pytest.mark.nightly)
+@pytest.mark.parametrize(("size", "draws"), [(4, DRAWS), *(pytest.param(size, 60 * DRAWS, marks=pytest.mark.nightly)
                                                for size in (2, 3, 4, 8))])
 def test_drawn_cases(ranks, how, size, draws):
     ranks(drawn_cases, size, how, draws, timeout=seconds(200 if draws == DRAWS else 2000))

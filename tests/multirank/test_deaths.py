@@ -95,8 +95,7 @@ def test_who_dies_on_another_host_is_named(mpiexec, tmp_path, rank, executor):
     assert all(f"rank {rank} " in words for *_, words in found.values())
 
 
-@pytest.mark.parametrize(("rank", "executor", "do"), [
-    (1, "auto", "stop"), (0, "auto", "stop"), (1, "mpi", "idle")])
+@pytest.mark.parametrize(("rank", "executor", "do"), [(1, "auto", "stop"), (0, "auto", "stop"), (1, "mpi", "idle")])
 @SLOW
 def test_who_does_not_come_on_another_host_is_named(mpiexec, tmp_path, rank, executor, do):
     """Ranks on both hosts name the missing rank alone, and its last call."""
@@ -136,8 +135,7 @@ def test_who_goes_on_after_a_death_comes_to_its_end(mpiexec, how):
     assert {*re.findall(r"^Timeout \((.*)\)!", job.stderr, re.MULTILINE)} <= {"0:00:01"}, job.stderr
 
 
-@pytest.mark.parametrize(("how", "last"), [
-    ("stop", "is stopped"), pytest.param("idle", "computes since", marks=SLOW)])
+@pytest.mark.parametrize(("how", "last"), [("stop", "is stopped"), pytest.param("idle", "computes since", marks=SLOW)])
 def test_a_rank_that_does_not_come_is_named_at_the_deadline(mpiexec, tmp_path, how, last):
     found = survivors(mpiexec, tmp_path, how, "auto")
     found.pop(1, None)  # the launcher may wake the stopped rank at the end of the job

@@ -3,12 +3,14 @@
 import itertools
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy
 import pytest
 
 import gpucoll as gc
 from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.executors.engine import wires
 from gpucoll.transport.tags import Tag
 from harness.grids import generator, sampled
 from harness.node_ranks import on_two_nodes
@@ -156,8 +158,9 @@ LONGER, ROOM, BEHIND = 1 << 18, 4, 1 << 18  # elements of a message, of its dest
 
 def longer_than_the_room(mpi, way):
     """A message longer than its destination writes nothing behind the destination."""
-    with gc.Communicator.from_mpi(mpi, executor=None if way == "device" else "mpi", timeout=seconds(60),
-                                  check="full" if way == "recv" else "deferred") as comm:
+    with mock.patch.object(wires, "overruns", return_value=way == "matched"), \
+            gc.Communicator.from_mpi(mpi, executor=None if way == "device" else "mpi", timeout=seconds(60),
+                                     check="full" if way == "recv" else "deferred") as comm:
         memory = numpy.full(ROOM + BEHIND, 7.0)
         out, x = memory[:ROOM], numpy.ones(LONGER)
         if way == "recv":
@@ -175,7 +178,7 @@ def longer_than_the_room(mpi, way):
     mpi.Barrier()
 
 
-@pytest.mark.parametrize("way", ["recv", "deferred", "device"])
+@pytest.mark.parametrize("way", ["recv", "deferred", "matched", "device"])
 def test_a_message_that_is_longer_writes_nothing_beyond(ranks, emulated_kernels, way):
     ranks(longer_than_the_room, 2, way, env={"GPUCOLL_DEVICE": "emulated"} if way == "device" else {})
 

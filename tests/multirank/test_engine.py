@@ -99,7 +99,6 @@ def interrupted(mpi):
     signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize(("body", "size"), [
-    (one_fails_later, 3), (another_root_is_told_later, 3), (interrupted, 2)])
+@pytest.mark.parametrize(("body", "size"), [(one_fails_later, 3), (another_root_is_told_later, 3), (interrupted, 2)])
 def test_engine(ranks, body, size):
     ranks(body, size)

@@ -130,8 +130,7 @@ def known_blocks_are_checked(comm):
 
 
 CASES = [(scattered, (), (3, 2)), (roots_of_scatter_that_differ, (), (3,)),
-         (lengths_that_change, (), (2, 3)),
-         (known_blocks_are_checked, (), (2, 3))]
+         (lengths_that_change, (), (2, 3)), (known_blocks_are_checked, (), (2, 3))]
 
 
 @pytest.mark.parametrize(("body", "arguments", "size"), [

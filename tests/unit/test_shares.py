@@ -24,19 +24,13 @@ def growth(before, after, kind):
     return {name: value - known[name] for name, value in after[kind].items()}
 
 
-def waits(comm):
-    """Return whether a rank has come to a call, and waits for the other ranks."""
-    by_messages = comm._core.host._comparison
-    return by_messages.is_comparing if comm.executor == "mpi" else comm._core.host.under_way() != ""
-
-
 def late_by(comms, make):
     """Let rank 1 come to a call DELAY seconds after rank 0 waits for it; return the figures' growth on both ranks."""
     before = [comm.stats() for comm in comms]
 
     def run(comm):
         if comm.rank == 1:
-            while not waits(comms[0]):
+            while not comms[0]._core.host.under_way():
                 time.sleep(1e-4)
             began = time.monotonic()
             while time.monotonic() < began + DELAY:

@@ -7,7 +7,8 @@ between nodes. Under the name `mpi` every rank counts as a separate node.
 
     plans         the engine's plans, found by call, and staging buffers
     instructions  a plan on bytes of the ranks' buffers: counters to await, operands to combine, counters to publish
-    between_nodes messages between nodes, by Python or by the engine itself
+    between_nodes messages between nodes: the ranks to be greeted, and data that travel with a greeting
+    wires         the wires of links
     extension     loads the C++ engine; digest: a hash of the engine's sources
     neighbours    the same-node ranks, and access to their memory
     failures      what these ranks show of their failures and of their last calls
@@ -23,18 +24,16 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpucoll.arrays import address, at
+from gpucoll.arrays import address
 from gpucoll.arrays.segments import Slab
 from gpucoll.core.signature import LastCall, is_refusal
-from gpucoll.device.messages import receiver
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RankFailedError, is_settled
 from gpucoll.executors import INSIDE, Call, CallRequest, Executor, Refusal, call_site, disagreement, shortened
-from gpucoll.executors.engine.between_nodes import Comparing, Messages, PostedMessage, WireRoles
+from gpucoll.executors.engine.between_nodes import Comparing, WireRoles
 from gpucoll.executors.engine.extension import library
 from gpucoll.executors.engine.failures import ASTRAY, DOWN, EXPIRED, EXPIRED_FOR, last_call, show_failure
 from gpucoll.executors.engine.neighbours import SMALL, NodeRanks
@@ -42,8 +41,8 @@ from gpucoll.executors.engine.plans import EngineCall, Plans
 from gpucoll.executors.engine.tables import ALL, COUNTER, FAILURE, OFF, PEERS, ROUNDS, TEXT
 from gpucoll.progress.operations import Operation, ProbeResult, keep_for_ever
 from gpucoll.progress.waits import Progress
-from gpucoll.transport.control import cancel
-from gpucoll.transport.tags import BYTES, ENGINE_CALLS, ENGINE_TAGS, MAX_MESSAGE, tag_of_call
+from gpucoll.transport.control import WireError
+from gpucoll.transport.tags import ENGINE_CALLS, ENGINE_TAGS
 
 # Seconds for which ranks with different calls wait for the others' descriptions: MISMATCH_TIMEOUT if all ranks come to
 # `differ`, SHORT_TIMEOUT if some may not. POLL_INTERVAL is the pause between two looks.
@@ -60,7 +59,8 @@ class EngineExecutor(Executor):
     Ranks `meet` before or in their first call, all ranks in the same call, for at most `timeout` seconds. `check` is
     the extent of comparing calls inside the node: "full" with all ranks before data is sent, "deferred" with the ranks
     to be read from, "off" with none. The `name` is "shared" on one node and "hybrid" on several; "mpi" and "ucx", named
-    after the link, work on any number. All but "shared" send messages between nodes, and compare calls by messages.
+    after the link, work on any number. All but "shared" send messages between nodes by a wire (`use_wire`), and compare
+    calls by messages.
     `on_engine` says whether this engine is the communicator's own, with its flight records and its table of calls.
 
     Every call has a number, `engine.call_count`, equal on all ranks. A rank's progress counter is the call number and
@@ -71,12 +71,12 @@ class EngineExecutor(Executor):
                  on_engine: bool = True) -> None:
         self.name, self.on_engine = name, on_engine
         self._check = LEVELS[check] if name == "shared" else OFF
-        # Over a wire the engine compares calls by messages that also carry the first data.
-        self._has_wire = self.is_compared_by_wire = False
+        self._capsule: Any = None  # the wire
+        # Whether the engine compares calls by messages that also carry the first data.
+        self.is_compared_by_wire = False
         self._may_compare = on_engine and LEVELS[check] == ALL and name != "shared"
         self._link, self._timeout = link, timeout
         self._size, self._wire = link.place.size, link.wire
-        self._receive = (link.wire if check in (None, "full") else receiver(link.wire)).Irecv
         found, place = library(), link.place
         if name in MESSAGES:
             place = place._replace(nodes=tuple(range(self._size)))
@@ -93,10 +93,6 @@ class EngineExecutor(Executor):
         self.described = ""  # the whole description of a call without data
         self._explaining = Comparing(self, "")  # finds the difference after unlike greetings
         self._asked: int | None = None  # the rank whose next call is awaited: see `next_call`
-        self._under_way: dict[int, PostedMessage] = {}  # by their numbers in the plan
-        # MPI forbids two threads to test one request: a watching thread takes this lock or keeps its last answer.
-        self._testing = threading.Lock()
-        self._awaited = set[int]()
 
     def serves(self, request: CallRequest) -> str | None:
         """Return None if same-node ranks can map each other's memory, and every rank has the engine."""
@@ -105,7 +101,7 @@ class EngineExecutor(Executor):
         self.meet()
         if not self.node_ranks.maps:
             return "the system does not let these ranks map each other's memory"
-        if self.engine is None:
+        if self.engine is None or (self.name != "shared" and self._capsule is None and self._size > 1):
             return "not every rank's gpucoll was installed with the engine"
         return None
 
@@ -144,22 +140,21 @@ class EngineExecutor(Executor):
             # Whether the call under way has ended; `patient` waits a short time, for a thread that waits alone.
             self.has_ended = functools.partial(self.engine.go_on)
             self.has_ended.patient = self.engine.ends  # type: ignore[attr-defined] # partial objects take attributes
-            self._messages = Messages(self._begin, self._has_come, self._go_on)
-            self.plans = Plans(node_ranks, self.engine, self._messages, self._comparing)
-            if self._has_wire:
+            self.plans = Plans(node_ranks, self.engine, self._comparing)
+            if self._capsule is not None:
                 self._bind_wire()
 
-    def use_wire(self) -> None:
-        """Let the engine itself send the messages between nodes; called on all ranks, before the first call."""
-        self._has_wire, self.is_compared_by_wire = True, self._may_compare
+    def use_wire(self, capsule: Any) -> None:
+        """Send the messages between nodes by the wire in a capsule; called on all ranks, before the first call."""
+        self._capsule, self.is_compared_by_wire = capsule, self._may_compare
         if self.engine is not None:
             self._bind_wire()
 
     def _bind_wire(self) -> None:
-        roles = self._messages.wire = WireRoles.of(self.node_ranks.rank, self._nodes, compares=self._may_compare)
+        roles = self.plans.roles = WireRoles.of(self.node_ranks.rank, self._nodes, compares=self._may_compare)
         # Calls of two engines may have the same number, so each engine has its own tags.
         tag = ENGINE_TAGS + (0 if self.on_engine else ENGINE_CALLS)
-        self.engine.bind_wire(self._link.wire.engine_wire(), tag, roles.partners, roles.leader, roles.compares)
+        self.engine.bind_wire(self._capsule, tag, roles.partners, roles.leader, roles.compares)
 
     def record(self, memory: Any, last: int, records: int, capacity: int) -> None:
         """Write a flight record of every call to `memory`, at the given places of the last number and the records."""
@@ -269,17 +264,7 @@ class EngineExecutor(Executor):
         rank = self.engine.awaited() if is_walking else self._asked
         if rank not in (None, self.node_ranks.rank):
             return {rank}
-        return self._peers_of_messages() or None if is_walking else None
-
-    def _peers_of_messages(self) -> set[int]:
-        """Return the partners of unfinished messages; the last known set while another thread tests."""
-        if self._testing.acquire(blocking=False):
-            try:
-                self._awaited = {one.peer for one in list(self._under_way.values()) if not one.has_ended()}
-                self._awaited.update(self.engine.partners())
-            finally:
-                self._testing.release()
-        return self._awaited
+        return {*self.engine.partners()} or None if is_walking else None
 
     def under_way(self) -> str:
         """Return the description of the call under way, or ""."""
@@ -310,9 +295,7 @@ class EngineExecutor(Executor):
 
     def disconnected(self, reason: str, rank: int) -> None:
         """Raise the error of a message between nodes that has failed for this `reason`."""
-        error = self._link.wire.failed(f"with rank {rank}: {reason}")
-        error.ranks = (rank,)
-        raise error
+        raise WireError(f"message with rank {rank}: {reason}", ranks=(rank,))
 
     def spent(self) -> None:
         """Raise the error of a call after the last number that the progress counters hold."""
@@ -399,33 +382,8 @@ class EngineExecutor(Executor):
             show_failure(self.node_ranks, error)
             # Peers and MPI cannot be stopped, and would still use freed memory.
             keep_for_ever((memory, self.plans, self.engine))
-            messages = [*self._under_way.values()]
-            cancel([request for one in messages if not one.sends for request in one.requests], messages)
             if self.engine is not None:
                 self.engine.cancel_messages()
-
-    def _begin(self, number: int, sends: bool, peer: int, place: int, nbytes: int) -> None:
-        """Begin message `number` to or from memory at `place`, in pieces small enough for MPI's counts."""
-        row, tag = at(place, nbytes), tag_of_call(self.engine.call_count)
-        begin = self._wire.Isend if sends else self._receive
-        self._under_way[number] = PostedMessage(peer, sends, [begin([row[start:start + MAX_MESSAGE], BYTES], peer, tag)
-                                                               for start in range(0, nbytes, MAX_MESSAGE) or [0]])
-
-    def _has_come(self, number: int) -> bool:
-        # The engine asks again: do not wait for the watching thread.
-        if not self._testing.acquire(blocking=False):
-            return False
-        try:
-            has_ended = self._under_way[number].has_ended()
-        finally:
-            self._testing.release()
-        if has_ended:
-            del self._under_way[number]
-        return has_ended
-
-    def _go_on(self) -> None:
-        """Let messages progress: MPI moves data only in calls of MPI."""
-        self._peers_of_messages()
 
     def close(self) -> None:
         """Release all memory."""

@@ -1,16 +1,18 @@
-"""Messages between nodes: Python's functions, and the choice of data that travel with the greeting of a call.
+"""Messages between nodes: the ranks to be greeted, and the choice of data that travel with the greeting of a call.
 
-If the engine has a wire (kernels/engine/wire.h), its instructions send and receive without Python. A call is then
-compared by greetings of the first ranks of all nodes (kernels/engine/agreement.h). Short data of such a rank's first
-round travel with the greeting. The receiving rank must know this beforehand: both ranks look at the sender's schedule.
+The engine sends and receives by a wire (kernels/engine/wire.h). A call is compared by greetings of the first ranks of
+all nodes (kernels/engine/agreement.h), or with `check="deferred"` by an instruction of Python. Short data of such a
+rank's first round travel with the greeting. The receiving rank must know this beforehand: both ranks look at the
+sender's schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpucoll.core.schedule import Schedule, Send
+from gpucoll.core.signature import is_refusal
 from gpucoll.errors import MismatchError, is_settled
 from gpucoll.executors.engine.tables import OPENING
 from gpucoll.plan import Layouts
@@ -40,29 +42,6 @@ class WireRoles(NamedTuple):
         leads = compares and rank == leader
         others = sorted({nodes.index(node) for node in nodes} - {leader})
         return cls(compares, leader, (*others,) if leads else ())
-
-
-class Messages:
-    """The functions for messages between nodes: begin message i at an address, test message i, progress when idle.
-
-    With `wire`, the engine itself begins and tests messages.
-    """
-
-    def __init__(self, begin: Callable[[int, bool, int, int, int], None], has_come: Callable[[int], bool],
-                 idle: Callable[[], None]) -> None:
-        self.begin, self.has_come, self.idle = begin, has_come, idle
-        self.wire: WireRoles | None = None
-
-
-class PostedMessage(NamedTuple):
-    """A message to or from another node: the other rank, and the requests of the pieces."""
-
-    peer: int
-    sends: bool
-    requests: list[Any]
-
-    def has_ended(self) -> bool:
-        return all([request.Test() for request in self.requests])
 
 
 class Comparing:
@@ -100,9 +79,14 @@ class Comparing:
         return False
 
     def explain(self) -> None:
-        """Raise the error of unlike calls once the comparison has ended; the engine asks again until then."""
+        """Raise the error of unlike calls once the comparison has ended; the engine asks again until then.
+
+        If every rank refuses the arguments, the call ends without an error: each rank raises its own refusal.
+        """
         if self.go_on():
-            raise MismatchError("ranks make different calls, or have made different calls before")
+            if not is_refusal(self._executor.described):
+                raise MismatchError("ranks make different calls, or have made different calls before")
+            self._executor.engine.settle()
 
 
 def opened(schedule: Schedule, layouts: Layouts, width: int, peers: Collection[int]) -> set[int]:

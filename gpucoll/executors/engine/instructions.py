@@ -13,7 +13,7 @@ overwrites a chunk sent in the round must wait for the readers' counters. The en
     REDUCE to sources copies  write op(sources) to `to` and to each of `copies`
     CALL i to sources         call Python's function i with addresses, again and again while the result is False
 
-and, for ranks of other nodes, if the engine itself sends and receives (see `between_nodes`):
+and, for ranks of other nodes (see `between_nodes`):
 
     SEND peer i to            begin to send message i, the bytes of `to`
     RECEIVE peer i to         begin to receive message i
@@ -27,7 +27,6 @@ A part is (rank, buffer, offset in bytes). The engine looks up the base address 
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -39,7 +38,7 @@ from gpucoll.arrays.reductions import combiner
 from gpucoll.core.dtypes import Dtype, numpy_dtype
 from gpucoll.core.ops import Op
 from gpucoll.executors import CallRequest
-from gpucoll.executors.engine.between_nodes import Messages, opened
+from gpucoll.executors.engine.between_nodes import WireRoles, opened
 from gpucoll.executors.engine.neighbours import BUFFERS
 from gpucoll.executors.engine.tables import (
     AGREE,
@@ -79,11 +78,12 @@ class Writer:
     `peers` are the ranks to be read from. `readers` maps (buffer, reading rank) to the reader's counter after the last
     read. With `apart`, input and output lie in a workspace; only chunks read by peers, or read again here, pass through
     the workspace. All others stay in the caller's arrays. `comparing` is called before data is sent, until True.
+    `roles` are this rank's in messages between nodes.
     """
 
-    def __init__(self, request: CallRequest, rank: int, plan: Plan, messages: Messages,
+    def __init__(self, request: CallRequest, rank: int, plan: Plan, roles: WireRoles | None,
                  comparing: Callable[[], bool] | None = None, *, apart: bool) -> None:
-        self._request, self._rank, self._plan, self._messages = request, rank, plan, messages
+        self._request, self._rank, self._plan, self._roles = request, rank, plan, roles
         self._comparing = comparing
         self._shown, self._used, self._places = _shown_and_used(plan) if apart else (set(), set(), False)
         self._reads_given = apart and not request.in_place and not plan.copy_input
@@ -93,15 +93,14 @@ class Writer:
         self.private_bytes = self._kept = max(plan.workspace[half] for half in HALVES) * self._width
         self._counters: dict[int, tuple[int, int]] = {}  # by number of a send to a same-node peer: peer and counter
         self._under_way: dict[int, Message] = {}  # messages between nodes not yet awaited, by number
-        wire = messages.wire
-        # With a wire: whether AGREE is still to come, the numbers of messages that travel with greetings, and the
-        # engine's numbers of the others.
-        self._must_agree, self._greets = wire is not None and wire.compares, set[int]()
+        # Whether AGREE is still to come, the numbers of messages that travel with greetings, and the engine's numbers
+        # of the others.
+        self._must_agree, self._greets = roles is not None and roles.compares, set[int]()
         self._begun: dict[int, int] = {}
         self._passed: dict[int, int] = {}  # the highest counter awaited of each peer
         self.peers: dict[int, None] = {}
         self.readers: dict[tuple[str, int], int] = {}
-        self.calls: list[Callable[..., Any]] = []  # Python's functions, the first for idle times
+        self.calls: list[Callable[..., Any]] = []  # Python's functions
 
     def rows(self) -> Iterator[Row]:
         """Yield the instructions of the plan, round by round."""
@@ -138,12 +137,12 @@ class Writer:
 
     def _openings(self) -> Iterator[Row]:
         """Send short first data with the greetings, and note the receives that take data from greetings."""
-        plan, wire = self._plan, self._messages.wire
+        plan, roles = self._plan, self._roles
         # Blocks of different lengths: this rank does not know how long the messages of others are.
-        if wire is None or plan.schedules is None or self._request.cut.lengths is not None:
+        if roles is None or plan.schedules is None or self._request.cut.lengths is not None:
             return
         messages = [step for steps in plan.rounds for step in steps if isinstance(step, Message) and step.there is None]
-        peers = {step.peer for step in messages}.intersection(wire.partners)
+        peers = {step.peer for step in messages}.intersection(roles.partners)
         mine = opened(plan.schedules(self._rank), plan.layouts, self._width, peers)
         theirs = {peer for peer in peers
                   if opened(plan.schedules(peer), plan.layouts, self._width, (self._rank,))}
@@ -220,10 +219,8 @@ class Writer:
                 part = self._part(message.span)
                 yield from self._agree() if part[1] in CALLERS else ()
                 yield TAKE, message.peer, 0, part, nbytes, (), ()
-            elif number in self._begun:
-                yield END, message.peer, self._begun[number], None, nbytes, (), ()
             else:
-                yield self._called(functools.partial(self._messages.has_come, number))
+                yield END, message.peer, self._begun[number], None, nbytes, (), ()
 
     def _reduced(self, form: Reduction, copies: tuple[Part, ...] = ()) -> Iterator[Row]:
         nbytes, op, where = self._bytes(form.dst), self._request.op, self._part(form.dst)
@@ -261,19 +258,13 @@ class Writer:
         self._under_way[number] = message
         if number in self._greets:
             return
-        if self._messages.wire is not None:
-            yield from self._agree()
-            self._begun[number] = len(self._begun)
-            yield SEND if sends else RECEIVE, peer, self._begun[number], self._part(span), nbytes, (), ()
-            return
-        # Bind `begin` alone: a plan that kept this writer would keep the arrays of its first call.
-        begin = self._messages.begin
-        yield self._called(lambda place: begin(number, sends, peer, place, nbytes), self._part(span), nbytes)
+        # A message of an unlike call could be longer than the room for it. The data of greetings are kept apart.
+        yield from self._agree()
+        self._begun[number] = len(self._begun)
+        yield SEND if sends else RECEIVE, peer, self._begun[number], self._part(span), nbytes, (), ()
 
     def _called(self, function: Callable[..., Any], to: Part | None = None, nbytes: int = 0,
                 sources: tuple[Part, ...] = ()) -> Row:
-        if not self.calls:
-            self.calls.append(self._messages.idle)
         self.calls.append(function if to is not None else lambda _: function())
         return CALL, 0, len(self.calls) - 1, to, nbytes, sources, ()
 

@@ -13,7 +13,7 @@ from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import EXACT_NAMES, LOGICAL
 from gpucoll.core.signature import is_refusal
 from gpucoll.executors import Call, Called, CallRequest, call_site, fingerprint, shortened
-from gpucoll.executors.engine.between_nodes import Messages
+from gpucoll.executors.engine.between_nodes import WireRoles
 from gpucoll.executors.engine.instructions import Row, Writer, is_known
 from gpucoll.executors.engine.neighbours import BUFFERS, SMALL, TINY, NodeRanks
 from gpucoll.executors.engine.tables import AGREE, CALL, GIVEN, INPUT, OP_NAMES, PAGE, RESULT, TEXT, PlanFlag
@@ -45,12 +45,13 @@ class Plans:
 
     `comparing(description)` returns a function to compare a call by messages with the other ranks' calls, by default
     the call under way as described by the engine. It returns None if the engine compares calls.
+    `roles` are this rank's in messages between nodes, None without any.
     """
 
-    def __init__(self, node_ranks: NodeRanks, engine: Any, messages: Messages,
-                 comparing: Callable[..., Callable[[], bool] | None] = lambda description="": None) -> None:
-        self._node_ranks, self._engine, self._messages = node_ranks, engine, messages
-        self._comparing = comparing
+    def __init__(self, node_ranks: NodeRanks, engine: Any,
+                 comparing: Callable[..., Callable[[], bool] | None] = lambda description="": None,
+                 roles: WireRoles | None = None) -> None:
+        self._node_ranks, self._engine, self._comparing, self.roles = node_ranks, engine, comparing, roles
         self.without_data, self.deferred = map(functools.lru_cache(KEPT), (self._without_data, self._deferred))
         self._staging: dict[int, Segment] = {}
         self._outgrown: list[Segment] = []  # a call under way may still use these
@@ -82,7 +83,7 @@ class Plans:
                 node_ranks.reserve(buffer, min(sizes[buffer], SMALL))
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._stage(buffer, sizes[buffer])
-        writer = Writer(request, node_ranks.rank, by_node, self._messages, self._comparing(), apart=small)
+        writer = Writer(request, node_ranks.rank, by_node, self.roles, self._comparing(), apart=small)
         instructions = (*(writer.fused() if one_pass else writer.rows()),)
         readers = [(BUFFERS.index(name), peer, counter) for (name, peer), counter in writer.readers.items()]
         readers += [(INPUT, peer, 0) for peer in self._readers_of_call(request)]
@@ -106,10 +107,10 @@ class Plans:
         """Return the plan of a call compared by the engine and then done by the function `call`."""
         given, taken = _bytes(request)
         given = 0 if request.collective == "broadcast" else given
-        instruction = CALL, 0, 1, (self._node_ranks.rank, RESULT, 0), 0, ((self._node_ranks.rank, GIVEN, 0),), ()
+        instruction = CALL, 0, 0, (self._node_ranks.rank, RESULT, 0), 0, ((self._node_ranks.rank, GIVEN, 0),), ()
         readers = tuple((INPUT, peer, 0) for peer in self._readers_of_call(request))
         return self._plan_of(request, (given, taken, 0, 0), self._flags(request), (instruction,),
-                             (self._messages.idle, call), readers=readers)
+                             (call,), readers=readers)
 
     def _plan_of(self, request: CallRequest, sizes: tuple[int, ...], flags: int, instructions: tuple[Row, ...],
                  calls: tuple[Callable[..., Any], ...], *, peers: tuple[int, ...] = (),
@@ -145,10 +146,9 @@ class Plans:
 
     def _without_data(self, description: str) -> Any:
         """Return the plan of a call without data: only a comparison, or a refusal."""
-        comparing, wire = self._comparing(description), self._messages.wire
-        rows, calls = ((), ()) if comparing is None else (
-            ((CALL, 0, 1, None, 0, (), ()),), (self._messages.idle, lambda _: comparing()))
-        by_wire = wire is not None and wire.compares
+        comparing = self._comparing(description)
+        rows, calls = ((), ()) if comparing is None else (((CALL, 0, 0, None, 0, (), ()),), (lambda _: comparing(),))
+        by_wire = self.roles is not None and self.roles.compares
         if by_wire:
             rows = ((AGREE, 0, 0, None, 0, (), ()),)
         refuses, by_engine = is_refusal(description), comparing is None and not by_wire

@@ -1,0 +1,44 @@
+"""The engine's messages by MPI and between threads: in pieces, longer than their room, sent before they are awaited."""
+
+import contextlib
+import threading
+from unittest import mock
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.executors.engine import wires
+from harness.thread_ranks import on_threads
+
+pytestmark = pytest.mark.usefixtures("engine")
+
+
+def in_pieces(mpi, check, matches):
+    with mock.patch.multiple(wires, MAX_MESSAGE=1 << 14, overruns=lambda: matches), \
+            gc.Communicator.from_mpi(mpi, executor="mpi", check=check) as comm:
+        x = numpy.arange(70001)
+        assert (comm.all_reduce(x + comm.rank, algorithm="ring") == x * comm.size + sum(range(comm.size))).all()
+
+
+@pytest.mark.parametrize(("check", "matches"), [(None, False), ("off", True), ("deferred", True)])
+def test_messages_in_pieces(ranks, check, matches):
+    ranks(in_pieces, 3, check, matches)
+
+
+@pytest.mark.parametrize(("count", "length"), [(500, 500), (5000, 500)])
+def test_a_send_that_has_ended_is_copied_and_none_writes_behind_its_room(count, length):
+    memory, sent = numpy.stack([numpy.ones(count), numpy.zeros(count)]), threading.Event()
+
+    def run(comm):
+        if comm.rank == 0:
+            comm.broadcast(memory[0], algorithm="linear")
+            memory[0] = 9
+            return sent.set()
+        assert count > length or sent.wait(60)
+        return comm.broadcast(memory[1][:length], algorithm="linear")
+
+    wrong = pytest.raises(gc.BackendError, match=r"message with rank 0: .*long")
+    with wrong if count > length else contextlib.nullcontext():
+        on_threads(2, run, executor="mpi", check="off")
+    assert (memory[1] == (numpy.arange(count) < length)).all()
