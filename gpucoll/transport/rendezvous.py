@@ -52,22 +52,18 @@ class RollCall:
             self._sent = [self._mpi.Isend([b"\0", "B"], other, HERE) for other in others]
 
 
-def wait_for_all(mpi: Any, timeout: float, interval: float = POLL_INTERVAL,
-                 meanwhile: Callable[[], object] | None = None) -> bool:
+def wait_for_all(mpi: Any, timeout: float, interval: float = POLL_INTERVAL) -> bool:
     """Wait for every rank of `mpi`; return whether all have come within `timeout` seconds. A collective call.
 
     MPI's Barrier has no deadline and keeps a core busy; this wait sleeps `interval` seconds between polls.
     """
-    return becomes(mpi.Ibarrier().Test, timeout, interval, meanwhile)
+    return becomes(mpi.Ibarrier().Test, timeout, interval)
 
 
-def becomes(done: Callable[[], bool], timeout: float, interval: float = POLL_INTERVAL,
-            meanwhile: Callable[[], object] | None = None) -> bool:
-    """Poll every `interval` seconds, calling `meanwhile`; return whether `done()` is true within `timeout` seconds."""
+def becomes(done: Callable[[], bool], timeout: float, interval: float = POLL_INTERVAL) -> bool:
+    """Poll every `interval` seconds; return whether `done()` is true within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not done():
-        if meanwhile is not None:
-            meanwhile()
         if time.monotonic() > deadline:
             return False
         time.sleep(interval)

@@ -212,14 +212,10 @@ class UcxMessages:
         """Return a capsule for the engine's own messages, with tags from ENGINE_TAGS on (kernels/engine/wire.h)."""
         return self._worker.wire(self._base, self._rank, self._addresses)
 
-    def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0, *, synchronous: bool = False) -> Any:
+    def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> Any:
         """Begin to send ``[array, "B"]`` with the dtype code `dtype` to rank `dest`; return the request."""
         return self._worker.send(self._addresses[dest], self._from_here | dtype << self._dtype_shift | tag,
-                                 _bytes(buffer[0]), synchronous)
-
-    def Issend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> Any:
-        """Begin a send that is complete only after the receive has begun."""
-        return self.Isend(buffer, dest, tag, dtype, synchronous=True)
+                                 _bytes(buffer[0]))
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> Any:
         """Begin to receive from rank `source` into ``[array, "B"]``, C-ordered, with the dtype code `dtype`."""
