@@ -212,9 +212,9 @@ class HostBackend:
         known = (one.awaited() for one in self.executors)
         return next((ranks for ranks in known if ranks is not None), None)
 
-    def progress(self) -> dict[int, LastCall]:
-        """Return the last call of each rank that shows its calls."""
-        return {} if self._shared is None else self._shared.progress()
+    def progress(self, *, common: bool = False) -> dict[int, LastCall]:
+        """Return the last call of each rank that shows its calls; `common` as of the engine's executor."""
+        return {} if self._shared is None else self._shared.progress(common=common)
 
     def under_way(self) -> str:
         """Return the descriptor of the call under way, "" if none is known."""

@@ -187,7 +187,7 @@ class Lifecycle:
 
     def last_call(self, rank: int) -> LastCall | None:
         """Return the last call of a rank, on the host or on a device; None if unknown."""
-        known = [self.host.progress().get(rank)]
+        known = [self.host.progress(common=True).get(rank)]
         # Where the engine compares calls by greetings, no call on the host is counted here.
         if self.preflight is not None and (self.preflight.number or not self.host.call_count):
             known.append(self.preflight.progress().get(rank))

@@ -273,10 +273,18 @@ class EngineExecutor(Executor):
         text: str = self.engine.description(self.node_ranks.rank, self.engine.call_count)
         return text.partition("\n")[0]
 
-    def progress(self) -> dict[int, LastCall]:
-        """Return the last call of each rank of this node."""
+    def progress(self, *, common: bool = False) -> dict[int, LastCall]:
+        """Return the last call of each rank of this node; with `common`, the last one compared of all other ranks."""
         engine, node_ranks = self.engine, self.node_ranks
-        return {} if engine is None else {rank: last_call(node_ranks, engine, rank) for rank in node_ranks.all}
+        if engine is None:
+            return {}
+        found = {rank: last_call(node_ranks, engine, rank) for rank in node_ranks.all}
+        if common and self.is_compared_by_wire:
+            # Calls are compared before they end: another node has made at least the call before this one.
+            number = engine.call_count - engine.is_walking()
+            call = LastCall(number, engine.description(node_ranks.rank, number) if number > 0 else "", None)
+            found = dict.fromkeys(range(self._size), call) | found
+        return found
 
     def next_call(self, rank: int) -> str | None:
         """Return the description of the call of `rank` numbered as this rank's next; None if `rank` has not come there.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from typing import Any
 
@@ -15,7 +14,6 @@ from gpucoll.transport.tags import ENGINE_CALLS, ENGINE_TAGS, MAX_MESSAGE
 
 MOST_CONNECTED = 256  # ranks of a job whose processes are all connected from the start
 _posts = weakref.WeakKeyDictionary[Mailbox, Any]()  # the messages of the engines of threads with the same mailbox
-_making = threading.Lock()  # guards `_posts`
 
 
 def agreed_wire(link: Any, timeout: float, check: str | None, *, able: bool) -> Any:
@@ -29,8 +27,7 @@ def agreed_wire(link: Any, timeout: float, check: str | None, *, able: bool) -> 
     # Larger jobs connect at the first message, because the connections of a process would be too many.
     if link.carrier == "ucx" and link.place.size <= MOST_CONNECTED:
         away = [rank, *(other for other, node in enumerate(nodes) if node != nodes[rank])]
-        connects = exchange(link.wire, rank, away, ())
-        Progress(timeout, foreign=link.foreign).run(connects, "the first messages between hosts")
+        Progress(timeout, foreign=link.foreign).run(exchange(link.wire, rank, away, ()), "the first messages of hosts")
     # A store without UCX has no wire, and a transport of the program's neither.
     if not (by_threads or link.has_collectives or link.carrier == "ucx"):
         return None
@@ -41,11 +38,8 @@ def agreed_wire(link: Any, timeout: float, check: str | None, *, able: bool) -> 
 
 
 def _by_threads(link: Any) -> Any:
-    mail = link.wire.mail
-    with _making:
-        if mail not in _posts:
-            _posts[mail] = library().post(int(link.place.size))
-    return library().thread_wire(_posts[mail], link.place.rank)
+    # The first thread's post is for all, found or added in one step.
+    return library().thread_wire(_posts.setdefault(link.wire.mail, library().post(int(link.place.size))), link.rank)
 
 
 def _by_mpi(comm: Any, *, matches: bool) -> Any:
