@@ -87,7 +87,8 @@ def test_a_rank_that_closes_instead_of_a_call_is_named(told):
     for name, rows in told("close", "later_close").items():
         assert rows.keys() == {*range(SIZE)}, name
         check(rows, "RankFailedError", "NoneType")
-        before = "before its first call" if name == "close" else "after its call 1"
+        # The meeting of the ranks on their GPUs is compared, and so counted, too.
+        before = "before its first call" if name == "close" else "after its call 2"
         for rank in (0, 2):
             assert f"has closed the communicator {before}" in rows[rank]["text"], rows
 
@@ -97,7 +98,7 @@ def test_the_reason_of_a_failed_call_on_a_gpu_travels(told):
     rows = told("call")["call"]
     check(rows, "RankFailedError", "BackendError", "out of memory")
     for rank in (0, 2):
-        assert "has failed in its call 6: [GC-NCCL]" in rows[rank]["text"], rows
+        assert "has failed in its call 7: [GC-NCCL]" in rows[rank]["text"], rows
         assert "out of memory" in rows[rank]["text"], rows
 
 

@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.communicator import core
+from gpucoll.call import table
 from harness.node_ranks import on_shared
 from harness.pace import seconds
 from oracles import oracle
@@ -86,7 +86,7 @@ def lengths_that_change(comm):
     for name, x in (("all_gather_v", numpy.ones((2, 3))), ("reduce_scatter_v", numpy.ones((2 * comm.size, 3)))):
         more = () if name == "all_gather_v" else ([2] * comm.size,)
         getattr(comm, name)(x, *more)
-        with mock.patch.object(core.Core, "resolve", side_effect=AssertionError(name)):
+        with mock.patch.object(table.Calls, "resolve", side_effect=AssertionError(name)):
             getattr(comm, name)(x, *more)
 
 
