@@ -169,7 +169,7 @@ class HostBackend:
     def counters(self) -> list[Any]:
         """Return what counts shares of calls: the engines made so far, and the comparison by messages."""
         engines = [one.engine for one in self._with_engine if one.engine is not None]
-        return engines if self._comparison is None or self.compares_calls else [*engines, self._comparison]
+        return engines if self.counts_calls else [*engines, self._comparison]
 
     def meeting(self) -> Operation:
         """Return the operation that finds access to the memory of the node's other ranks; all these ranks join."""

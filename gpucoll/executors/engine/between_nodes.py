@@ -1,21 +1,17 @@
-"""Messages between nodes: the ranks to be greeted, and the choice of data that travel with the greeting of a call.
+"""Messages between nodes: the ranks to be greeted, and a comparison as an instruction of a plan.
 
 The engine sends and receives by a wire (kernels/engine/wire.h). A call is compared by greetings of the first ranks of
 all nodes (kernels/engine/agreement.h), or with `check="deferred"` by an instruction of Python. Short data of such a
 rank's first round travel with the greeting. The receiving rank must know this beforehand: both ranks look at the
-sender's schedule.
+sender's schedule (`opened` in `instructions`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpucoll.core.schedule import Schedule, Send
 from gpucoll.core.signature import is_refusal
 from gpucoll.errors import MismatchError, is_settled
-from gpucoll.executors.engine.tables import OPENING
-from gpucoll.plan import Layouts
 from gpucoll.progress.operations import Operation, Pending
 
 if TYPE_CHECKING:
@@ -87,16 +83,3 @@ class Comparing:
             if not is_refusal(self._executor.described):
                 raise MismatchError("ranks make different calls, or have made different calls before")
             self._executor.engine.settle()
-
-
-def opened(schedule: Schedule, layouts: Layouts, width: int, peers: Collection[int]) -> set[int]:
-    """Return the ranks among `peers` that get data with the greeting of the schedule's rank.
-
-    The data are the rank's first send to the peer, in the first round. `width` is the number of bytes of an element.
-    """
-    first: dict[int, int] = {}
-    for step in next(iter(schedule), ()):
-        if isinstance(step, Send) and step.peer in peers and step.peer not in first:
-            start, stop = layouts.span(step.src)
-            first[step.peer] = (stop - start) * width
-    return {peer for peer, nbytes in first.items() if nbytes <= OPENING}

@@ -28,7 +28,7 @@ A part is (rank, buffer, offset in bytes). The engine looks up the base address 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import numpy
@@ -37,8 +37,9 @@ from gpucoll.arrays import HOST, at
 from gpucoll.arrays.reductions import combiner
 from gpucoll.core.dtypes import Dtype, numpy_dtype
 from gpucoll.core.ops import Op
+from gpucoll.core.schedule import Schedule, Send
 from gpucoll.executors import CallRequest
-from gpucoll.executors.engine.between_nodes import WireRoles, opened
+from gpucoll.executors.engine.between_nodes import WireRoles
 from gpucoll.executors.engine.neighbours import BUFFERS
 from gpucoll.executors.engine.tables import (
     AGREE,
@@ -49,6 +50,7 @@ from gpucoll.executors.engine.tables import (
     INPUT,
     OP_NAMES,
     OPEN,
+    OPENING,
     OUTPUT,
     PRIVATE,
     PUBLISH,
@@ -59,12 +61,25 @@ from gpucoll.executors.engine.tables import (
     TAKE,
     WAIT,
 )
-from gpucoll.plan import HALVES, PEER, Message, Plan, Reduction, Span
+from gpucoll.plan import HALVES, PEER, Layouts, Message, Plan, Reduction, Span
 
 CALLERS = (OUTPUT, RESULT)  # buffers that may be the caller's array; no instruction writes to GIVEN
 Part = tuple[int, int, int]  # rank, buffer, offset in bytes (or a block's number, where blocks differ in length)
 # Opcode, peer, counter (of a CALL the number of the function), destination, bytes, sources, copies.
 Row = tuple[int, int, int, Part | None, int, tuple[Part, ...], tuple[Part, ...]]
+
+
+def opened(schedule: Schedule, layouts: Layouts, width: int, peers: Collection[int]) -> set[int]:
+    """Return the ranks among `peers` that get data with the greeting of the schedule's rank.
+
+    The data are the rank's first send to the peer, in the first round. `width` is the number of bytes of an element.
+    """
+    first: dict[int, int] = {}
+    for step in next(iter(schedule.rounds()), ()):
+        if isinstance(step, Send) and step.peer in peers and step.peer not in first:
+            start, stop = layouts.span(step.src)
+            first[step.peer] = (stop - start) * width
+    return {peer for peer, nbytes in first.items() if nbytes <= OPENING}
 
 
 def is_known(op: Op) -> bool:
