@@ -144,8 +144,7 @@ def test_each_term_of_the_glossary_is_in_its_file():
     page = (ROOT / "docs/glossary.md").read_text()
     rows = re.findall(r"^\| (?!term)([^|]+) \| [^|]+ \| (.+) \|$", page, re.MULTILINE)
     terms = [term for row, _ in rows for term in row.split(", ")]
-    assert len(terms) >= 30
-    assert len({*terms}) == len(terms)
+    assert len({*terms}) == len(terms) > 30
     for row, code in rows:
         *names, file = re.findall(r"`([^`]+)`", code)
         text = (ROOT / ("" if file.startswith("kernels/") else "gpucoll") / file).read_text()

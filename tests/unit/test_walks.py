@@ -33,8 +33,8 @@ MOST = {
     "shared": dict.fromkeys(CALLS, HOST) | {"all_gather_v": (22, 80, 3, 40), "sendrecv": (16, 60, 4, 40)},
     "mpi": dict.fromkeys(CALLS, HOST) | {
         "all_gather out=": (18, 60, 3, 40), "all_gather_v": (27, 98, 3, 40), "sendrecv": (16, 60, 9, 110)},
-    "nccl": dict.fromkeys([*CALLS][:4], (36, 120, 18, 380)) | {"all_reduce": (36, 120, 21, 580)},
-    "peer": dict.fromkeys([*CALLS][:4], (45, 158, 15, 280)),
+    "nccl": dict.fromkeys([*CALLS][:4], (37, 124, 19, 400)) | {"all_reduce": (37, 124, 22, 600)},
+    "peer": dict.fromkeys([*CALLS][:4], (46, 164, 18, 320)),
 }
 
 

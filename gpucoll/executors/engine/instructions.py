@@ -75,6 +75,7 @@ def opened(schedule: Schedule, layouts: Layouts, width: int, peers: Collection[i
     The data are the rank's first send to the peer, in the first round. `width` is the number of bytes of an element.
     """
     first: dict[int, int] = {}
+    # Only the first round: later data wait for the greetings of all leaders.
     for step in next(iter(schedule.rounds()), ()):
         if isinstance(step, Send) and step.peer in peers and step.peer not in first:
             start, stop = layouts.span(step.src)
