@@ -269,9 +269,9 @@ class Calls:
         A call with a `cache_key` is kept for repetition, with the user's arrays `x` and `out`. A call without arrays (a
         host barrier) uses the executor asked for only if that executor serves the host.
         """
+        allowed = self.host_executor() if call is NOTHING else self._core.options.executor
         # So that the caller's stream need not wait.
         call = call._replace(space=call.space.on_side_stream()) if options.async_op else call
-        allowed = self.host_executor() if call is NOTHING else self._core.options.executor
         ready = self.resolve(COLLECTIVES[name], call, options, allowed, op, root)
         return self.begin(ready, call, options, cache_key, x, out)
 

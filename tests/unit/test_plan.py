@@ -13,8 +13,9 @@ from gpucoll.arrays import Cut
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Schedule, Send, Slice
+from gpucoll.executors.engine.between_nodes import WireRoles
 from gpucoll.executors.engine.instructions import Writer
-from gpucoll.executors.engine.tables import CALL, PUBLISH, WAIT
+from gpucoll.executors.engine.tables import END, PUBLISH, RECEIVE, SEND, WAIT
 from gpucoll.plan import PEER, Layout, Layouts, Message, Plan, Reduction, Span, proof
 from gpucoll.plan.proof import prove_plans
 from gpucoll.verify.symbolic import ScheduleError
@@ -158,12 +159,10 @@ def test_a_read_of_memory_that_is_not_sent_is_refused(monkeypatch):
 class Mailbox:
     """A rank's messages to other nodes: a message ends when both ends have begun."""
 
-    wire = None  # messages by Python
-
     def __init__(self, rank, begun):
         self.rank, self.begun, self.ends = rank, begun, {}
 
-    def begin(self, number, sends, peer, place, nbytes):
+    def begin(self, number, peer, *, sends):
         pair = (self.rank, peer) if sends else (peer, self.rank)
         self.ends[number] = (*pair, not sends), self.begun[*pair, sends]
         self.begun[*pair, sends] += 1
@@ -172,24 +171,24 @@ class Mailbox:
         end, before = self.ends[number]
         return self.begun[end] > before
 
-    idle = None
-
 
 def stuck(everyone):
     """Return the ranks that never end in the engine. One order suffices, as an awaited event never disappears."""
     marks, begun, left = [0] * len(everyone), collections.Counter(), []
     for rank, plan in enumerate(everyone):
-        writer = Writer(TASK, rank, plan, Mailbox(rank, begun), apart=rank % 2 == 0)
-        left.append((collections.deque(writer.rows()), writer))
+        writer = Writer(TASK, rank, plan, WireRoles(False, 0, ()), apart=rank % 2 == 0)
+        left.append((collections.deque(writer.rows()), Mailbox(rank, begun)))
 
     def goes_on(rank):
-        rows, writer = left[rank]
-        opcode, peer, mark, to, _, sources, _ = rows[0]
+        rows, mail = left[rank]
+        opcode, peer, mark, _, _, sources, _ = rows[0]
         if opcode == PUBLISH:
             marks[rank] = mark
         assert marks[rank] % 2 == 0 or all(source[0] == rank for source in sources), "it has said that it reads no more"
-        if (opcode == WAIT and marks[peer] < mark) or (opcode == CALL and not writer.calls[mark](0) and to is None):
+        if (opcode == WAIT and marks[peer] < mark) or (opcode == END and not mail.has_come(mark)):
             return False
+        if opcode in (SEND, RECEIVE):
+            mail.begin(mark, peer, sends=opcode == SEND)
         rows.popleft()
         return True
 
