@@ -16,7 +16,6 @@ import gpucoll as gc
 from gpucoll.progress.waits import Progress
 
 PACKAGE = os.path.dirname(gc.__file__) + os.sep
-LOOK = Progress.look.__code__
 CALLS = {
     "all_reduce out=": lambda comm, kept: comm.all_reduce(kept["x"], kept["out"], algorithm="ring"),
     "all_reduce": lambda comm, kept: comm.all_reduce(kept["x"], algorithm="ring"),
@@ -57,7 +56,7 @@ def walk(call):
         name = code.co_filename.removeprefix(PACKAGE)
         if looking or name == code.co_filename or name.startswith("emulation") or code.co_name == "__del__":
             return None
-        if code is LOOK:
+        if code is Progress.look.__code__:
             looking.append(frame)
             return looked
         lines.add((code.co_filename, frame.f_lineno))
