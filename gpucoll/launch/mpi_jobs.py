@@ -30,7 +30,7 @@ from typing import NamedTuple
 from gpucoll.core.output import say
 from gpucoll.launch import bootstrap
 from gpucoll.launch.launchers import RUN
-from gpucoll.launch.standalone import GRACE, Launcher, end_with, loop_of
+from gpucoll.launch.standalone import GRACE, LaunchedJob, end_with, loop_of
 
 BACKLOG = 4096  # keepers that connect at once
 # Seconds for mpiexec to end the other ranks by itself, after a rank has failed: it may know a better reason.
@@ -48,7 +48,7 @@ class Failure(NamedTuple):
     rank: int
 
 
-class MpiexecJob(Launcher):
+class MpiexecJob(LaunchedJob):
     """One mpiexec; `command` returns its command line, given the name of the launcher's socket.
 
     `shares_terminal` if mpiexec may have to ask for a password, as ssh does, on the launcher's terminal.

@@ -55,7 +55,7 @@ def loop_of(interrupted: Callable[[int], None]) -> Any:
     return loop
 
 
-class Launcher:
+class LaunchedJob:
     """The end of a job: by a signal, or by a decision of the launcher; after a grace period by SIGKILL."""
 
     _status: int | None = None  # the job's exit status, once decided
@@ -78,7 +78,7 @@ class Launcher:
         self._signal(number)
 
 
-class Job(Launcher):
+class Job(LaunchedJob):
     """The ranks of a job; `command` returns a rank's command line, given the text of `Parent`."""
 
     def __init__(self, command: Callable[[str], Sequence[str]], variables: Sequence[Mapping[str, str]], *,

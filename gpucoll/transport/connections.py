@@ -1,7 +1,7 @@
 """Socket connections: frames, the greeting that authenticates both ends, and the groups of processes at one end.
 
 A frame consists of two lengths, a JSON object and bytes; nothing is ever unpickled. A `Hub` lets processes in at a
-port, each to a `Group`: the ranks of a store, for example. Strangers may reach a port, so each end trusts nothing
+port, each to a `Peers`: the ranks of a store, for example. Strangers may reach a port, so each end trusts nothing
 before the other end has proved to know the group's token. Both proofs contain a nonce of each end, so a recorded
 greeting cannot be replayed; the token itself is never sent. Bad input from a stranger ends only the stranger's
 connection. Frames are neither encrypted nor signed: packets changed by the network are not detected.
@@ -66,7 +66,7 @@ class Connection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._came = bytearray()  # bytes received of the next frame
         self._sending = threading.Lock()  # frames of several threads must not interleave
-        self.group: Group | None = None  # at a hub: where the process at the other end belongs to, and its name there
+        self.group: Peers | None = None  # at a hub: where the process at the other end belongs to, and its name there
         self.name: Name = 0
         SOCKETS.add(connected)
 
@@ -213,7 +213,7 @@ def _same(given: object, right: str) -> bool:
     return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), right.encode())
 
 
-class Group:
+class Peers:
     """Processes that have proved the same token. `gone` holds those whose connections have broken, in this order.
 
     `answer` takes a member's frame and returns the answer, or None. `lost` is called after a member was added to
@@ -276,7 +276,7 @@ class Group:
             self.members.clear()
 
 
-class Ranks(Group):
+class Ranks(Peers):
     """The other ranks of `size`, at rank `own`."""
 
     def __init__(self, size: int, token: str, own: int = 0) -> None:
@@ -293,13 +293,13 @@ class Ranks(Group):
             "start all ranks with the same version and number"
 
 
-APPLICANTS: dict[str, Group] = {}  # the groups of applicants that this process lets in, by key, see `ports`
+APPLICANTS: dict[str, Peers] = {}  # the groups of applicants that this process lets in, by key, see `ports`
 
 
 class Hub:
     """A port where processes come to `groups` and APPLICANTS, by the key in their greeting; a thread per connection."""
 
-    def __init__(self, groups: Mapping[str, Group], listener: socket.socket, size: int = 1) -> None:
+    def __init__(self, groups: Mapping[str, Peers], listener: socket.socket, size: int = 1) -> None:
         self._groups, self._size = ChainMap(dict(groups), APPLICANTS), size
         self._unproved: dict[Connection, float] = {}  # greetings in progress, and their start times; the oldest first
         self._listener: socket.socket | None = listener

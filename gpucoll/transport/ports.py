@@ -17,7 +17,7 @@ import os
 import time
 from typing import Any
 
-from gpucoll.transport.connections import APPLICANTS, CHANGED, POLL_INTERVAL, Address, Connection, Group, Hub, connect
+from gpucoll.transport.connections import APPLICANTS, CHANGED, POLL_INTERVAL, Address, Connection, Hub, Peers, connect
 from gpucoll.transport.kvstore import listener_at
 
 LOOPBACK = "127.0.0.1"
@@ -27,7 +27,7 @@ NEWCOMERS = "newcomers"  # the key of newcomers, in place of a communicator's
 LEFT = {"left": True}  # told to applicants of a communicator that this process has left
 
 
-class Applicants(Group):
+class Applicants(Peers):
     """The applicants of a communicator, by name and in the order of arrival; of several of one name the last."""
 
     def __init__(self, token: str) -> None:

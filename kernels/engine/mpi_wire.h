@@ -45,8 +45,9 @@ template <class Handle> class MpiWire final : public Wire {
         }
     };
 
-    // `byte` is the datatype, `most` the bytes of a piece, more than any receive with room to spare has. With `matches` a receive begins only once a message is there:
-    // an MPI may write a message that is too long behind the row.
+    // `byte` is the datatype of a byte; `most` is the number of bytes of a piece. Some MPIs write a message that is too
+    // long behind its row: with `matches` a receive therefore begins only once its message has come, and its length is
+    // known.
     MpiWire(const Functions& functions, Handle comm, Handle byte, size_t status_bytes, uint64_t most, bool matches)
         : mpi(functions), comm(comm), byte(byte), most(most), matches(matches), status(status_bytes / sizeof(std::max_align_t) + 1) {}
 

@@ -38,7 +38,7 @@ from harness.pace import seconds
 
 # The functions whose calls count as steps, with a step before and a step after the call.
 STEPS = [(elastic, "_give_up"), (regroup, "survivors"), (regroup, "grown"), (ports, "apply"),
-         (regroup, "_invite"), (regroup, "_place_of"), (connections.Group, "take"), (links, "offer"),
+         (regroup, "_invite"), (regroup, "_place_of"), (connections.Peers, "take"), (links, "offer"),
          (links, "membership"), (mailbox.StoreRanks, "allgather"), (bootstrap, "check_alike"), (EngineExecutor, "meet"),
          (NodeRanks, "_try"), (MetadataExchange, "all_gather"), (mailbox.StoreMessages, "Isend"),
          (kvstore.MemoryStore, "set"), (kvstore.StoreClient, "set")]
