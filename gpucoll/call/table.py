@@ -43,7 +43,7 @@ from gpucoll.core.ops import NOT_IN, OPS, Op, Order, op_of
 from gpucoll.device.streams import Output
 from gpucoll.errors import REFUSALS, ArgumentError, BackendError, CollectiveTimeout, UsageError
 from gpucoll.executors import Call, CallRequest, Launcher, ReadyCall
-from gpucoll.health.shares import TIMED, kind_of
+from gpucoll.health.flight import TIMED, kind_of
 from gpucoll.progress.operations import Operation, Work, keep_for_ever
 
 if TYPE_CHECKING:
@@ -363,12 +363,12 @@ class Calls:
         if request.device != "cpu":
             return None
         name, bits = kind_of(request)
-        return self._core.clock.sums.times[name, call.executor.name, request.algorithm, bits]
+        return self._core.record.times[name, call.executor.name, request.algorithm, bits]
 
     def measured(self, operation: Operation, request: CallRequest, place: str | None = None) -> Operation:
-        """Return the operation of a call, with its shares counted for `stats`; see `CallClock.measured`."""
-        return self._core.clock.measured(operation, kind_of(request), request.nbytes, place,
-                                         by_events=request.device == "cuda")
+        """Return the operation of a call, with its shares counted for `stats`; see `CallRecord.measured`."""
+        return self._core.record.measured(operation, kind_of(request), request.nbytes, place,
+                                          by_events=request.device == "cuda")
 
     def timed(self, operation: Operation, name: str, seconds: Array | None) -> None:
         if seconds is None:

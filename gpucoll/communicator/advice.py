@@ -15,7 +15,7 @@ from gpucoll.core.dtypes import is_whole, row_of
 from gpucoll.core.ops import Order, op_of
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import CallRequest
-from gpucoll.health.shares import TIMED
+from gpucoll.health.flight import TIMED
 from gpucoll.tuner.explanation import Explanation, explained
 
 DEVICES = ("cpu", "cuda", "emulated")
@@ -72,7 +72,7 @@ def check_numerics(core: Core, x: Any, name: str) -> None:
 
 def _known(core: Core, collective: str, executor: str, algorithm: str, nbytes: int) -> tuple[int, float | None]:
     """Return the number of timed calls, and their median seconds, None without calls."""
-    noted, *seconds = core.clock.sums.times[collective, executor, algorithm, nbytes.bit_length()].tolist()
+    noted, *seconds = core.record.times[collective, executor, algorithm, nbytes.bit_length()].tolist()
     known = seconds[:min(int(noted), TIMED)]
     return len(known), float(numpy.median(known)) if known else None
 

@@ -45,7 +45,7 @@ class Core:
         self.link, self.options, self.emulated = link, options, options.emulated
         self.rank, self.size = link.place.rank, link.place.size
         self.life = life = Lifecycle(link, options)
-        self.waits, self.host, self.gpus, self.clock = life.waits, life.host, life.gpus, life.clock
+        self.waits, self.host, self.gpus, self.record = life.waits, life.host, life.gpus, life.record
         self.calls = Calls(self)
         self.metadata = MetadataExchange(self)
         life.stop_calls = self.calls.stop

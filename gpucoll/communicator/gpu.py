@@ -22,9 +22,9 @@ from gpucoll.device.streams import Output, StreamOrder
 from gpucoll.errors import ArgumentError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import Call, Executor, ReadyCall
 from gpucoll.health.device_shares import DeviceShares
+from gpucoll.health.flight import CallRecord
 from gpucoll.health.observed import CallObserver, observed
 from gpucoll.health.preflight import Deferring
-from gpucoll.health.shares import CallClock
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.pauses import POLL_INTERVAL
@@ -96,13 +96,13 @@ class Gpu:
         self._make_peer()
         return tuple(self.made)
 
-    def observe(self, observers: Sequence[CallObserver], comparison: Any, clock: CallClock,
+    def observe(self, observers: Sequence[CallObserver], comparison: Any, record: CallRecord,
                 place: RankTopology) -> None:
-        """Observe and compare the calls to come, and on a GPU time them for `clock`."""
+        """Observe and compare the calls to come, and on a GPU time them for `record`."""
         self._observers, self._comparison = observers, comparison
         if self.device.asynchronous:
             compared = place.size if isinstance(comparison, Deferring) else 1
-            self._shares = DeviceShares(self.device, clock, place.rank, compared)
+            self._shares = DeviceShares(self.device, record, place.rank, compared)
 
     def observed(self, call: Call) -> Call:
         """Return `call` with its comparison and its reports to the observers."""

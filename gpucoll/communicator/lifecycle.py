@@ -31,15 +31,13 @@ from gpucoll.errors import (
     UsageError,
 )
 from gpucoll.executors import call_site
-from gpucoll.health import devices
 from gpucoll.health.clocks import align
 from gpucoll.health.devices import DeviceWatch
-from gpucoll.health.flight import CLOSED, THREADS, Flight
+from gpucoll.health.flight import CLOSED, CallRecord, Flight
 from gpucoll.health.guard import Guard
-from gpucoll.health.metrics import exporters
+from gpucoll.health.metrics import exporter_of
 from gpucoll.health.observed import observers_of
 from gpucoll.health.preflight import EXPLAINS, DeferredOnNode, Deferring, Preflight
-from gpucoll.health.shares import CallClock, CallSums
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, gpu_index
 from gpucoll.progress.operations import kind_of
 
@@ -60,8 +58,8 @@ class Lifecycle:
         self.is_forked = False  # whether this is a fork's child: the links then belong to the parent
         self.host = HostBackend(link, options.timeout, options.executor, options.check)
         self.gpus: dict[str, Gpu] = {}
-        self.clock = CallClock(self.host.counters, CallSums())
-        self.waits.on_delay = self.clock.sums.delayed
+        self.record = CallRecord(self.host.counters)
+        self.waits.on_delay = self.record.delayed
         self.stop_calls: Callable[[], None] = lambda: None
         # Returns in words the messages that a rank waits for.
         self.waits_for_messages: Callable[[int], str] = lambda rank: ""
@@ -79,14 +77,14 @@ class Lifecycle:
         self._watches: list[DeviceWatch] = []
         self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
         self.preflight: Preflight | DeferredOnNode | None = None  # read by the guard in every wait
-        self._flight = self._flight_of(os.environ.get("GPUCOLL_DUMP_DIR"))
+        self.record.file = self._flight_of(os.environ.get("GPUCOLL_DUMP_DIR"))
         # On all ranks alike: also true on a rank that can write no file.
         self.records_calls = bool(os.environ.get("GPUCOLL_DUMP_DIR"))
         rank, threads = link.place.rank, isinstance(link, LocalLink)
         self._observers = observers_of(rank, os.environ)
-        self._exporters = exporters(os.environ, rank, lambda: 0 if threads else gpu_index(link.place))
-        for exporter in self._exporters:
-            exporter.add(self.clock.sums, rank, threads=threads)
+        self._exporter = exporter_of(os.environ, rank, lambda: 0 if threads else gpu_index(link.place))
+        if self._exporter is not None:
+            self._exporter.add(self.record, rank, threads=threads)
         compares = link.place.size > 1 and options.check != "off" and link.executor is None
         by_messages: Preflight | None = None  # compares the host's calls if the engine does not
         # The engine compares the calls of a single node in shared memory: no messages then.
@@ -95,7 +93,7 @@ class Lifecycle:
         elif compares:
             by_messages = preflight = Preflight(link, self.waits, defers=options.check == "deferred")
             self.preflight = preflight if link.has_collectives or not link.shares_memory else None
-        self.host.observe(self._flight, self._observers, by_messages)
+        self.host.observe(self.record.file, self._observers, by_messages)
         _alive.add(self)
 
     def forked(self) -> None:
@@ -136,10 +134,10 @@ class Lifecycle:
             return None
         place, mpi = self.link.place, self.link.mpi
         # The files of all ranks of a communicator need one group name.
-        name = f"{THREADS}{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
+        name = f"threads-{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
         clock = align(self.link, self.waits.run)
         try:
-            return Flight(Path(folder), name, place.rank, place.size, clock)
+            return Flight(Path(folder), name, place.rank, place.size, clock, threads=mpi is None)
         except BackendError as error:  # evidence for a failure must not be the failure; the other ranks record
             log.warning("rank %d goes on without a record of its calls: %s", place.rank, error)
             return None
@@ -242,12 +240,17 @@ class Lifecycle:
 
     def watch(self, gpu: Gpu) -> None:
         """Record, observe and compare the calls on a new GPU, and set a watchdog on these calls."""
-        recorded = [] if self._flight is None else [self._flight]
-        gpu.observe([*recorded, *self._observers], self.of_devices(), self.clock, self.link.place)
+        recorded = [] if self.record.file is None else [self.record.file]
+        gpu.observe([*recorded, *self._observers], self.of_devices(), self.record, self.link.place)
         if gpu.device.asynchronous and self.link.place.size > 1:
             self._watches.append(DeviceWatch(gpu, self.waits, may_call=self.link.threads))
         if isinstance(self.preflight, DeferredOnNode):
             self.waits.hooks.append(self.preflight.check)
+
+    def stop_watches(self) -> None:
+        """Stop the watchdogs of calls on GPUs, and wait for their looks under way."""
+        for watch in self._watches:
+            watch.close()
 
     def close(self) -> None:
         """Complete the operations under way and release all resources; see `Communicator.close`."""
@@ -257,11 +260,9 @@ class Lifecycle:
         self.leaving.place = self.leaving.place or call_site()
         # A call may begin on another thread while this one closes: from here on each call checks `closed`.
         self.stop_calls()
-        for exporter in self._exporters:
-            exporter.retire(self.clock.sums)
-        # No watchdog may look at streams and transports during their release.
-        for watch in self._watches:
-            watch.close()
+        if self._exporter is not None:
+            self._exporter.retire(self.record)
+        self.stop_watches()  # no watchdog may look at streams and transports during their release
         was_well, reported = self.waits.failure is None, self.waits.reported
         unreported, self.waits.unreported = self.waits.unreported, None
         if not self.link.meets_to_close:
@@ -274,9 +275,9 @@ class Lifecycle:
             self.link.close(self._release, farewell, failed=not ended)
         else:
             together, told = self.leaving.leave()
-            if together and self._flight is not None:
-                self._flight.began(CLOSED)
-                self._flight.ended()
+            if together and self.record.file is not None:
+                self.record.file.began(CLOSED)
+                self.record.file.ended()
             self.waits.close()
             if not together and not self.regroups:
                 self.link.leave()
@@ -352,7 +353,6 @@ def tell_meeting(mpi: Any) -> None:
 
 def _after_fork() -> None:
     finalize_within.clear()
-    devices.forget()
     for comm in _alive:
         comm.forked()
 

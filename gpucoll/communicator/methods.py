@@ -42,7 +42,7 @@ from gpucoll.communicator.symmetric import SymmetricHeaps
 from gpucoll.communicator.transports import Transport
 from gpucoll.communicator.wildcards import ANY_SOURCE, ANY_TAG, Status
 from gpucoll.errors import RankFailedError
-from gpucoll.health.shares import Stats
+from gpucoll.health.flight import Stats
 from gpucoll.launch import bootstrap, regroup
 from gpucoll.transport.farewell import Farewell, Sent, Why
 from gpucoll.tuner.explanation import Explanation
@@ -507,7 +507,7 @@ class Communicator:
         >>> gc.run_local(lambda comm: (comm.barrier(), comm.stats()["barrier", 0]["calls"])[1], 2)
         [1, 1]
         """
-        return self._core.clock.sums.stats()
+        return self._core.record.stats()
 
     # ---------------------------------------------------------------------------------------------- lost and new ranks
 

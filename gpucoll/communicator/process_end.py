@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from gpucoll.core.output import say
 from gpucoll.core.parsing import text_of
 from gpucoll.errors import RankFailedError
-from gpucoll.health import devices
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, finalize_within
 from gpucoll.progress.exits import drain_all
 from gpucoll.transport import kvstore, ports
@@ -30,7 +29,7 @@ def end_process(comms: Iterable[Lifecycle]) -> None:
     """
     # Other ranks may wait for a dropped work: complete it first. CUDA may end next: the watchdog thread must not call
     # it any more.
-    _run_all(drain_all, devices.stop)
+    _run_all(drain_all, *(comm.stop_watches for comm in comms))
     _run_all(*(functools.partial(_leave, comm) for comm in comms), _end_mpi)
 
 

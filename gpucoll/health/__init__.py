@@ -3,12 +3,12 @@
     processes    watches the processes of the ranks on this host
     remote       watches the ranks on other hosts, by a TCP connection of every rank to rank 0
     devices      a watchdog for calls on GPUs, where no host thread waits
-    flight       the flight recorder: the last calls of a rank, in a mapped file that survives SIGKILL
+    flight       the record of calls: own delay, waiting and moving, summed for `stats`; the last calls of a rank in a
+                 mapped file that survives SIGKILL
     clocks       the offsets of hosts' clocks, for the flight recorder
     report       `gpucoll report DIR`: compares the files of all ranks; `--stragglers`: the rank that delays the others
-    shares       own delay, waiting and moving: the three shares of every call's time, for `stats`
     device_shares  the shares of calls on a GPU, from events
-    metrics      these shares for Prometheus, GPUCOLL_METRICS, and as a table at the end of a job, GPUCOLL_SUMMARY
+    metrics      the record for Prometheus, GPUCOLL_METRICS, and its report at the end of a process, GPUCOLL_SUMMARY
     guard        the hook of every wait: raises an error when an awaited rank has died or aborted
     preflight    compares the ranks' calls, before data is sent or deferred to the next call
     observed     calls wrapped with the recorder, the log and faults for tests

@@ -10,16 +10,16 @@ delay and the wait of each rank.
 from __future__ import annotations
 
 import collections
+import sys
 import threading
 import time
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from gpucoll.arrays import Array
 from gpucoll.device import Device, Event, Stream
 from gpucoll.executors import call_site
+from gpucoll.health.flight import CallRecord
 from gpucoll.health.preflight import NO_STAMPS
-from gpucoll.health.shares import CallClock
 
 # Bytes from which a call is timed: the events of a shorter call cost the host about as much time as the call takes.
 LARGE = 1 << 20
@@ -40,25 +40,25 @@ class TimedCall:
     left: Event | None
     began: Event
     ended: Event
-    most: int | None = None  # nanoseconds: the longest possible own delay
+    most: int = 0  # nanoseconds: the longest possible own delay
     duration: int = 0
+    arrivals: dict[int, int] = field(default_factory=dict)  # by rank: when the GPU came to the call
 
 
 class DeviceShares:
-    """The timed calls of a communicator on `device`, counted in the sums of `clock`.
+    """The timed calls of a communicator on `device`, counted in the sums of `record`.
 
     `size` is the number of ranks that compare calls; 1 without a comparison. Then waiting counts as moving.
     """
 
-    def __init__(self, device: Device, clock: CallClock, rank: int, size: int) -> None:
-        self.clock = clock
+    def __init__(self, device: Device, record: CallRecord, rank: int, size: int) -> None:
+        self.record = record
         self._device, self._rank, self._size = device, rank, size
         self.call_count = 0  # the number of the last call, where no comparison counts the calls
         self._number = 0  # of the last call of at least LARGE bytes, the same on all ranks
         self._left: Event | None = None  # the end of the last timed call
-        self._under_way: collections.deque[TimedCall] = collections.deque()
-        self._known: dict[int, TimedCall] = {}  # completed calls, until the stamps of all ranks have come
-        self._arrivals: dict[int, dict[int, int]] = {}  # by number and rank: when the GPU came to the call
+        self._under_way: collections.deque[TimedCall] = collections.deque(maxlen=MOST)
+        self._open: dict[int, TimedCall] = {}  # by number: calls until the stamps of all ranks have come
         # Of this rank: number and time of calls, not yet sent.
         self._stamps: collections.deque[tuple[int, int]] = collections.deque()
         self._stream: Stream | None = None  # empty, for questions to the GPU
@@ -87,8 +87,9 @@ class DeviceShares:
         if timed is not None:
             self._left = timed.ended = self._marked(stream)
             self._under_way.append(timed)
-            if len(self._under_way) > MOST:
-                self._under_way.popleft()
+            self._open[timed.number] = timed
+            if len(self._open) > MOST:  # a rank whose GPU gives no time sends no stamps
+                del self._open[next(iter(self._open))]
 
     def _marked(self, stream: Stream) -> Event:
         event = self._device.new_event(timed=True)
@@ -109,12 +110,8 @@ class DeviceShares:
     def exchanged(self, stamps: Array) -> None:
         """Take the stamps of all ranks, sent with a comparison."""
         for place, (number, arrival) in enumerate(stamps.reshape(-1, 2).tolist() if stamps.any() else ()):
-            if number:
-                arrivals = self._arrivals.setdefault(number, {})
-                arrivals[2 * place // len(NO_STAMPS)] = arrival
-                if len(arrivals) == self._size and number in self._known:
-                    self._count(self._known.pop(number), self._arrivals.pop(number))
-        _drop_oldest(self._arrivals)
+            if number in self._open:
+                self._came(self._open[number], 2 * place // len(NO_STAMPS), arrival)
 
     def _collect(self) -> None:
         """Stamp the timed calls that the GPU has completed."""
@@ -133,25 +130,24 @@ class DeviceShares:
             return
         (event, moment), span = self._anchor, self._device.nanoseconds
         arrival, call.duration = moment + span(event, call.began), span(call.began, call.ended)
-        call.most = None if call.left is None else max(span(call.left, call.began), 0)
+        # Before the first call nothing limits a delay.
+        call.most = sys.maxsize if call.left is None else max(span(call.left, call.began), 0)
         if self._size == 1:
-            self._count(call, {self._rank: arrival})
-            return
-        self._stamps.append((call.number, arrival))
-        self._known[call.number] = call
-        _drop_oldest(self._known)
+            self._came(call, self._rank, arrival)
+        else:
+            self._stamps.append((call.number, arrival))
 
-    def _count(self, call: TimedCall, arrivals: dict[int, int]) -> None:
-        """Add the shares of a timed call, once the stamps of all ranks are known.
+    def _came(self, call: TimedCall, rank: int, arrival: int) -> None:
+        """Take the stamp of a rank; once those of all ranks are known, add the shares of the call.
 
         The own delay is at most the time since the timed call before, the wait as long as the call.
         """
-        mine = arrivals[self._rank]
-        own, waited = mine - min(arrivals.values()), min(max(arrivals.values()) - mine, call.duration)
-        own = own if call.most is None else min(own, call.most)
-        for place, nanoseconds in zip((2, 3, 4), (own, waited, call.duration - waited), strict=True):
-            call.sums[place] += 1e-9 * nanoseconds
-        self.clock.sums.delayed(own, call.place)
+        call.arrivals[rank] = arrival
+        if len(call.arrivals) < self._size or self._open.pop(call.number, None) is None:
+            return
+        mine, times = call.arrivals[self._rank], call.arrivals.values()
+        own, waited = min(mine - min(times), call.most), min(max(times) - mine, call.duration)
+        self.record.shared(call.sums, own, waited, call.duration - waited, call.place)
 
     def _ask(self) -> None:
         """Ask the GPU for its time: of several answers the quickest tells the time of the host best."""
@@ -171,9 +167,3 @@ class DeviceShares:
         if answers:
             _, event, moment = min(answers, key=lambda answer: answer[0])
             self._anchor = event, moment
-
-
-def _drop_oldest(waiting: dict[int, Any]) -> None:
-    """Drop the oldest calls of many, since a rank whose GPU gives no time sends no stamps."""
-    while len(waiting) > MOST:
-        del waiting[next(iter(waiting))]

@@ -24,7 +24,6 @@ LOOKS = 20
 CALL = "a call on the GPU"
 
 log = logging.getLogger("gpucoll")
-_watched: weakref.WeakSet[DeviceWatch] = weakref.WeakSet()
 
 
 class DeviceWatch:
@@ -43,7 +42,6 @@ class DeviceWatch:
         self._looking = threading.RLock()
         self._closed = threading.Event()
         gpu.order.watch()
-        _watched.add(self)
         # Weak: during the sleep, the thread must not keep a dropped communicator alive.
         arguments = weakref.ref(self), self._closed, min(PERIOD, waits.timeout / LOOKS)
         threading.Thread(target=_serve, args=arguments, name="gpucoll watchdog", daemon=True).start()
@@ -135,14 +133,3 @@ def _serve(watch_of: weakref.ref[DeviceWatch], closed: threading.Event, period: 
         except Exception:  # for example CUDA refuses during a capture: the next look may succeed
             log.debug("a look at the calls on a GPU has failed", exc_info=True)
         del watch
-
-
-def stop() -> None:
-    """Stop watching all communicators and wait for looks under way, because CUDA may be torn down next."""
-    for watch in [*_watched]:
-        watch.close()
-
-
-def forget() -> None:
-    """Watch nothing in the child of a fork: communicators and threads belong to the parent."""
-    _watched.clear()

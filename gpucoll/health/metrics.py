@@ -1,6 +1,6 @@
 """`GPUCOLL_METRICS`: the figures of `stats` for Prometheus, in a file or at a port of localhost.
 
-Also the same figures as a summary at the end (`GPUCOLL_SUMMARY`).
+Also the report on these figures at the end of a process (`GPUCOLL_SUMMARY`).
 
 prometheus_client writes and serves the text. A process exports the sums over all its communicators, also the closed
 ones, since a counter never decreases. ``file:F.prom`` is replaced every few seconds and at the end, always as a whole,
@@ -11,6 +11,7 @@ as node_exporter's textfile collector needs it. The first rank of a host writes 
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import functools
 import os
@@ -22,14 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.errors import ArgumentError, BackendError
-from gpucoll.health.shares import CallSums, Stats
+from gpucoll.health.flight import NAMES, CallRecord
 
-SUMMARY = "summary"  # in place of a value of GPUCOLL_METRICS: the table of GPUCOLL_SUMMARY
 PAUSE = 5.0  # seconds between two files
-MOST, MOST_SITES = 10, 5  # kinds of calls in the table, and call sites before which the rank came late
-SHARES = ("own_seconds", "waiting_seconds", "moving_seconds")
-NO_DELAYS: Mapping[str, float] = {}
-TITLES: tuple[str, ...] = ("collective", "bytes from", "calls", "seconds", "own %", "waiting %", "moving %", "GB/s")
 # By name in `stats`: the name of the counter, and its help.
 COUNTERS = {
     "calls": ("gpucoll_calls_total", "Completed calls."),
@@ -55,71 +51,43 @@ def place_of(wanted: str) -> Path | int:
                         code="GC-OPTION")
 
 
-def summary_of(stats: Stats, rank: int, seconds: float, delays: Mapping[str, float] = NO_DELAYS) -> str:
-    """Return the summary of a process that ran for `seconds`: a row for each kind of call.
-
-    The kinds that took most time come first. The bandwidth is algbw: bytes over the seconds of moving. `delays` are the
-    seconds of own delays by call site; the sites with most of them are listed.
-
-    >>> figures = {"calls": 4, "bytes": 32000000, "own_seconds": 0.0, "waiting_seconds": 0.03, "moving_seconds": 0.01}
-    >>> print(summary_of({("all_reduce", 1 << 22): figures}, 0, 0.5), end="")
-    gpucoll: rank 0 ran for 0.50 s and was 8.0 % of the time in calls of gpucoll
-    collective  bytes from  calls  seconds  own %  waiting %  moving %  GB/s
-    all_reduce     4194304      4    0.040    0.0       75.0      25.0  3.20
-    """
-    kinds = sorted(((sum(one[share] for share in SHARES), kind, one) for kind, one in stats.items()), reverse=True)
-    total = sum(taken for taken, *_ in kinds)
-    rows = [TITLES]
-    for taken, (collective, size), one in kinds[:MOST]:
-        moving = one["moving_seconds"]
-        shares = [f"{100 * one[name] / taken if taken else 0.0:.1f}" for name in SHARES]
-        speed = f"{1e-9 * one['bytes'] / moving:.2f}" if moving and one["bytes"] else "-"
-        rows.append((collective, str(size), str(int(one["calls"])), f"{taken:.3f}", *shares, speed))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-    lines += [f"{len(kinds) - MOST} more kinds of calls took less time"] if len(kinds) > MOST else []
-    share = 100 * total / seconds if seconds else 0.0
-    head = f"gpucoll: rank {rank} ran for {seconds:.2f} s and was {share:.1f} % of the time in calls of gpucoll"
-    sites = sorted(delays.items(), key=lambda one: -one[1])[:MOST_SITES]
-    late = [f"late by {taken:.3f} s before {site or 'asynchronous calls'}" for site, taken in sites]
-    return "".join(f"{line}\n" for line in (head, *(lines + late if kinds else ["no call"])))
-
-
 class Exporter:
-    """The export of one process; a communicator enters its sums by `add` and leaves by `retire`."""
+    """The export of one process; a communicator enters its record by `add` and leaves by `retire`.
+
+    All records of a process count for its first `rank`, but those of threads as ranks for their own.
+    """
 
     def __init__(self, rank: int) -> None:
         self._rank, self._owner = rank, os.getpid()
         self._lock = threading.Lock()
-        # By rank: the sums of closed communicators first, then those of the open ones.
-        self._sums: dict[int, list[CallSums]] = {}
+        self._began = time.monotonic()
+        self._past: dict[int, CallRecord] = collections.defaultdict(CallRecord)  # by rank: closed communicators
+        self._open: dict[CallRecord, int] = {}
+        self._places = set[Path | int | None]()  # where this process exports; None: the summary
 
-    def add(self, sums: CallSums, rank: int, *, threads: bool) -> None:
-        """Export the sums of a communicator. All those of a process count for its first rank, `threads` for `rank`."""
+    def add(self, record: CallRecord, rank: int, *, threads: bool) -> None:
+        """Export the record of a communicator."""
         with self._lock:
-            self._sums.setdefault(rank if threads else self._rank, [CallSums()]).append(sums)
+            self._open[record] = rank if threads else self._rank
 
-    def retire(self, sums: CallSums) -> None:
+    def retire(self, record: CallRecord) -> None:
         """Keep only the figures of a communicator that is closed."""
         with self._lock:
-            for past, *there in self._sums.values():
-                if sums in there:
-                    past.absorb(sums)
-            self._sums = {rank: [one for one in there if one is not sums] for rank, there in self._sums.items()}
+            self._past[self._open.pop(record)].absorb(record)
 
-    def total(self, rank: int) -> CallSums:
+    def total(self, rank: int) -> CallRecord:
         """Return the sums of now of a rank."""
-        total = CallSums()
+        total = CallRecord()
         with self._lock:
-            for sums in self._sums.get(rank, ()):
-                total.absorb(sums)
+            for record in (self._past[rank], *(one for one, of in self._open.items() if of == rank)):
+                total.absorb(record)
         return total
 
     def collect(self) -> Iterator[Any]:
         """Yield the counters of now, as a collector of prometheus_client."""
         from prometheus_client.core import CounterMetricFamily
 
-        figures = {rank: self.total(rank).stats() for rank in sorted(self._sums)}
+        figures = {rank: self.total(rank).stats() for rank in sorted({*self._past, *self._open.values()})}
         for name, (counter, words) in COUNTERS.items():
             family = CounterMetricFamily(counter, words, labels=("rank", "collective", "size_class"))
             for rank, stats in figures.items():
@@ -141,7 +109,9 @@ class Exporter:
                 do()
 
     def begin(self, place: Path | int | None, local_rank: int) -> None:
-        """Export to a file or at a port, or without either let rank 0 print a summary at the end."""
+        """Export to a file or at a port, or without either let rank 0 print a summary at the end; once."""
+        if place in self._places:
+            return
         if isinstance(place, int):
             from prometheus_client import start_http_server
 
@@ -149,11 +119,16 @@ class Exporter:
         elif place is not None:
             self.write_on(_path(place, local_rank))
         elif self._rank == 0:
-            atexit.register(self._own, functools.partial(self._summarise, time.monotonic()))
+            atexit.register(self._own, self._summarise)
+        self._places.add(place)
 
-    def _summarise(self, began: float) -> None:
-        total = self.total(0)
-        print(summary_of(total.stats(), 0, time.monotonic() - began, total.delays), file=sys.stderr, end="")
+    def _summarise(self) -> None:
+        from gpucoll.health.report import shares_table  # not in every process: the module takes long to load
+
+        total, seconds = self.total(0), time.monotonic() - self._began
+        share = 100 * sum(one[name] for one in total.stats().values() for name in NAMES[2:]) / seconds
+        print(f"gpucoll: rank 0 ran for {seconds:.2f} s and was {share:.1f} % of the time in calls of gpucoll",
+              *shares_table(total), sep="\n", file=sys.stderr)
 
     def write_on(self, path: Path) -> None:
         """Write the file now, every PAUSE seconds, and at the end of the process; raise OSError from the first time."""
@@ -171,25 +146,25 @@ class Exporter:
         atexit.register(self._own, write)
 
 
-def exporters(environment: Mapping[str, str], rank: int, local_rank: Callable[[], int]) -> list[Exporter]:
-    """Return this process' exporters asked for by GPUCOLL_METRICS and GPUCOLL_SUMMARY, begun by the first call.
+def exporter_of(environment: Mapping[str, str], rank: int, local_rank: Callable[[], int]) -> Exporter | None:
+    """Return this process' exporter, begun as GPUCOLL_METRICS and GPUCOLL_SUMMARY ask; None without either.
 
     `rank` becomes the label of the figures, `local_rank` chooses the file or the port. Raises ArgumentError for an
     unknown value of GPUCOLL_METRICS, BackendError if the file cannot be written, or the port is taken.
     """
-    metrics, found = environment.get("GPUCOLL_METRICS", ""), []
-    place = place_of(metrics) if metrics else None
-    for wanted in filter(None, (metrics, SUMMARY if environment.get("GPUCOLL_SUMMARY") == "1" else "")):
-        with _making:
-            if (os.getpid(), wanted) not in _exporters:
-                made = Exporter(rank)
-                try:
-                    made.begin(None if wanted == SUMMARY else place, local_rank())
-                except (OSError, OverflowError) as error:
-                    raise BackendError(f"GPUCOLL_METRICS={wanted}: rank {rank}: {error}", code="GC-OPTION") from error
-                _exporters[os.getpid(), wanted] = made
-            found.append(_exporters[os.getpid(), wanted])
-    return found
+    metrics = environment.get("GPUCOLL_METRICS", "")
+    places = [*([place_of(metrics)] if metrics else []), *([None] if environment.get("GPUCOLL_SUMMARY") == "1" else [])]
+    if not places:
+        return None
+    with _making:
+        exporter = _exporters.get(os.getpid()) or Exporter(rank)
+        try:
+            for place in places:
+                exporter.begin(place, local_rank())
+        except (OSError, OverflowError) as error:
+            raise BackendError(f"GPUCOLL_METRICS={metrics}: rank {rank}: {error}", code="GC-OPTION") from error
+        _exporters[os.getpid()] = exporter
+    return exporter
 
 
 def _path(path: Path, local_rank: int) -> Path:
@@ -197,4 +172,4 @@ def _path(path: Path, local_rank: int) -> Path:
 
 
 _making = threading.Lock()
-_exporters: dict[tuple[int, str], Exporter] = {}  # by process, as a fork's child must not use the parent's
+_exporters: dict[int, Exporter] = {}  # by process, as a fork's child must not use the parent's

@@ -47,7 +47,7 @@ class ObservedCall(Call):
         super().__init__(call.executor, call.request)
         self._call, self._observers, self._comparison, self._shares = call, observers, comparison, shares
         self.completes = call.completes
-        self._sums: Any = shares and shares.clock.sums.python[call.request.collective, call.request.nbytes.bit_length()]
+        self._sums: Any = shares and shares.record.python[call.request.collective, call.request.nbytes.bit_length()]
         self._timed = shares if call.request.nbytes >= LARGE else None
 
     @property
@@ -64,7 +64,7 @@ class ObservedCall(Call):
         if enqueue is None or shares is None:
             return None
         begin = shares.count if comparison is None else comparison.begin
-        description, sums, timed, count = self.request.description, self._sums, self._timed, shares.clock.enqueued
+        description, sums, timed, count = self.request.description, self._sums, self._timed, shares.record.enqueued
 
         def launch(stream: Any) -> None:
             begin(description, timed)  # first: an error of the comparison keeps the call from being enqueued
@@ -183,16 +183,12 @@ class Fault:
         >>> Fault.of("rank:1,seq:3,phase:after_send,do:sigkill")
         Fault(rank=1, seq=3, phase='after_send', do='sigkill')
         """
-        fields = {"phase": "before"} | dict(part.partition(":")[::2] for part in text.split(","))
-        numbers = [fields.get(name, "") for name in ("rank", "seq")]
-        if fields.keys() != {"rank", "seq", "phase", "do"} or not all(map(str.isdecimal, numbers)):
-            raise ArgumentError(f"GPUCOLL_FAULT={text!r} is not of the form rank:1,seq:3,phase:after_send,do:sigkill",
-                                code="GC-FAULT")
-        for name, known in (("phase", PHASES), ("do", DEEDS)):
-            if fields[name] not in known:
-                raise ArgumentError(f"GPUCOLL_FAULT: {name} {fields[name]!r}{nearest(fields[name], known)}",
-                                    code="GC-FAULT")
-        return cls(int(numbers[0]), int(numbers[1]), fields["phase"], fields["do"])
+        match {"phase": "before"} | dict(part.partition(":")[::2] for part in text.split(",")):
+            case {"rank": rank, "seq": seq, "phase": phase, "do": do, **rest} if not rest and \
+                    rank.isdecimal() and seq.isdecimal() and phase in PHASES and do in DEEDS:
+                return cls(int(rank), int(seq), phase, do)
+        raise ArgumentError(f"GPUCOLL_FAULT={text!r} is not of the form rank:1,seq:3,phase:{'|'.join(PHASES)},"
+                            f"do:{'|'.join(DEEDS)}", code="GC-FAULT")
 
     def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None:
         self.calls += phase == "before"

@@ -13,7 +13,6 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from gpucoll.health.remote import Watch
 from gpucoll.transport.connections import is_readable
@@ -147,13 +146,10 @@ def _descriptor(number: int) -> int | None:
     # The system gives the number of an ended process to a later one. The old descriptor stays: older objects hold it.
     if known is not None and not is_readable(known):
         return known
-    open_process: Any = getattr(os, "pidfd_open", None)
-    if open_process is None:
-        return None
     try:
-        _descriptors[number] = open_process(number)
+        _descriptors[number] = os.pidfd_open(number)
     except ProcessLookupError:
         raise
-    except OSError:  # no descriptor is free, or the system call is forbidden
+    except (AttributeError, OSError):  # the system call is forbidden or unknown, or no descriptor is free
         return None
     return _descriptors[number]

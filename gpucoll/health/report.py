@@ -4,6 +4,9 @@ Calls of a communicator are compared by number: ranks in the same call have reco
 names the first call in which ranks differ, the last call of each rank, the missing ranks, and the latest ranks.
 Times are by the clock of rank 0's host, with an error measured at the start for the ranks of other hosts.
 
+The table of shares has the kinds of recorded calls that took most time on all ranks. The summary at the end of a
+process (GPUCOLL_SUMMARY) is the same table, of all calls of rank 0.
+
 `--stragglers` names the rank that delays the others, its call site, and since when.
 A rank's delay in a call is the time by which the rank came after most ranks: after the lower median of all arrivals, so
 that a single early rank makes no other rank late. The delay is at most the time since the process left its last
@@ -25,10 +28,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpucoll.errors import ArgumentError, with_noun
-from gpucoll.health.flight import CLOSED, THREADS, RecordedCall, Story, read
+from gpucoll.health.flight import CLOSED, NAMES, CallRecord, RecordedCall, Story, kind_of, read
 
 # A rank stands out with this multiple of the delays of most ranks, and with this many seconds at least.
 MULTIPLE, LEAST = 2, 1e-3
+MOST, MOST_SITES = 10, 5  # kinds of calls in the table, and call sites before which ranks came late
+TITLES: tuple[str, ...] = ("collective", "bytes from", "calls", "seconds", "own %", "waiting %", "moving %", "GB/s")
 
 
 def stories(folder: Path) -> tuple[dict[str, list[Story]], list[str]]:
@@ -57,8 +62,50 @@ def summary(group: str, ranks: Sequence[Story]) -> dict[str, Any]:
                      {"call": 0, "words": "", "state": "has made no call"} for rank, call in ends.items()},
             # Behind the furthest call, except ranks that have closed the communicator.
             "missing": sorted(rank for rank, call in ends.items()
-                              if call is None or (call.number < furthest and call.description != CLOSED)),
+                              if call is None or (call.number < furthest and call.signature.collective != CLOSED)),
             "clock_error": clock_error(ranks) / 1e9, "delays": ranked({group: ranks})}
+
+
+def added(groups: Mapping[str, Sequence[Story]]) -> CallRecord:
+    """Return the sums of the recorded calls of all ranks."""
+    record = CallRecord()
+    for call in (call for ranks in groups.values() for story in ranks for call in story.calls):
+        if call.ended is not None and call.signature.collective != CLOSED:
+            sums = record.python[kind_of(call.signature)]
+            record.enqueued(sums, call.signature.nbytes)
+            record.shared(sums, call.own, call.waited, call.ended - call.began - call.waited, call.site)
+    return record
+
+
+def shares_table(record: CallRecord) -> list[str]:
+    """Return the lines of the table of shares: a row for each kind of call.
+
+    The kinds that took most time come first. The bandwidth is algbw: bytes over the seconds of moving. The call sites
+    with most seconds of own delay follow.
+
+    >>> record = CallRecord()
+    >>> record.python["all_reduce", 23] = [4, 32000000, 0.0, 0.03, 0.01]
+    >>> record.delays["a.py:7"] = 0.5
+    >>> for line in shares_table(record):
+    ...     print(line)
+    collective  bytes from  calls  seconds  own %  waiting %  moving %  GB/s
+    all_reduce     4194304      4    0.040    0.0       75.0      25.0  3.20
+    late by 0.500 s before a.py:7
+    """
+    stats = record.stats()
+    kinds = sorted(((sum(one[share] for share in NAMES[2:]), kind, one) for kind, one in stats.items()), reverse=True)
+    rows = [TITLES]
+    for taken, (collective, size), one in kinds[:MOST]:
+        moving = one["moving_seconds"]
+        shares = [f"{100 * one[name] / taken if taken else 0.0:.1f}" for name in NAMES[2:]]
+        speed = f"{1e-9 * one['bytes'] / moving:.2f}" if moving and one["bytes"] else "-"
+        rows.append((collective, str(size), str(int(one["calls"])), f"{taken:.3f}", *shares, speed))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    table += [f"{len(kinds) - MOST} more kinds of calls took less time"] if len(kinds) > MOST else []
+    sites = sorted(record.delays.items(), key=lambda one: -one[1])[:MOST_SITES]
+    late = [f"late by {taken:.3f} s before {site or 'asynchronous calls'}" for site, taken in sites]
+    return [*table, *late] if kinds else ["no call"]
 
 
 def divergence(ranks: Sequence[Story]) -> dict[str, Any] | None:
@@ -113,7 +160,7 @@ def clock_error(ranks: Sequence[Story]) -> int:
 
 def _worker(story: Story) -> tuple[str, int, int]:
     """Return what makes the calls of a story in turn: the process, or for ranks that are threads the thread."""
-    return story.host, story.process, story.rank if story.group.startswith(THREADS) else 0
+    return story.host, story.process, story.rank if story.threads else 0
 
 
 def _own(call: RecordedCall, most: int, ends: Sequence[int], offset: int) -> int:
@@ -139,21 +186,15 @@ def ranked(groups: Mapping[str, Sequence[Story]]) -> list[dict[str, Any]]:
     total = sum(one.nanoseconds for found in by_rank.values() for one in found)
     rows = []
     for rank, found in by_rank.items():
-        nanoseconds = sum(one.nanoseconds for one in found)
-        if nanoseconds:
+        places = collections.Counter[str]()
+        for one in found:
+            places[one.call.site] += one.nanoseconds
+        if nanoseconds := places.total():
             first = _first(found)
-            rows.append({"rank": rank, "place": _place(found), "seconds": nanoseconds / 1e9,
+            rows.append({"rank": rank, "place": places.most_common(1)[0][0], "seconds": nanoseconds / 1e9,
                          "share": nanoseconds / total, "since": (first.call.began - first.nanoseconds) / 1e9,
                          "calls": sum(one.nanoseconds > 0 for one in found)})
     return sorted(rows, key=lambda row: -row["seconds"])
-
-
-def _place(found: Iterable[RankDelay]) -> str:
-    """Return the call site with the most seconds, "" if unknown."""
-    places = collections.Counter[str]()
-    for one in found:
-        places[one.call.site] += one.nanoseconds
-    return places.most_common(1)[0][0]
 
 
 def _first(found: Sequence[RankDelay]) -> RankDelay:
@@ -211,7 +252,7 @@ def timeline(groups: dict[str, list[Story]]) -> dict[str, Any]:
             events.append({"ph": "M", "name": "process_name", "pid": story.rank,
                            "args": {"name": f"rank {story.rank} on {story.host}"}})
             for call in story.calls:
-                shared = {"name": call.description.partition(",")[0], "cat": group, "pid": story.rank, "tid": group,
+                shared = {"name": call.signature.collective, "cat": group, "pid": story.rank, "tid": group,
                           "ts": call.began / 1e3,
                           "args": {"call": call.number, "words": call.description, "place": call.site}}
                 events.append(shared | ({"ph": "B"} if call.ended is None else
@@ -253,8 +294,10 @@ def written(folder: Path, trace: Path | None, as_json: bool, *, by_rank: bool = 
         named = straggler(groups)
         found, text = named, [*lines_by_rank(named)]
     else:
-        parts = [summary(group, ranks) for group, ranks in groups.items()]
-        found, text = {"communicators": parts}, [line for one in parts for line in lines(one)]
+        parts, record = [summary(group, ranks) for group, ranks in groups.items()], added(groups)
+        found = {"communicators": parts, "shares": [{"collective": name, "size_class": size, **figures}
+                                                    for (name, size), figures in record.stats().items()]}
+        text = [*(line for one in parts for line in lines(one)), *shares_table(record)]
     return json.dumps(found | {"damaged": damaged}, indent=1) if as_json else \
         "\n".join(text + [f"damaged: {one}" for one in damaged])
 

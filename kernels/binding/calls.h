@@ -24,7 +24,7 @@ static const size_t MOST_DROPPED = 64;
 // A rank with its own core polls Python this many nanoseconds, then also yields: another process may need the core.
 static const uint64_t ASKED = 20000;
 // Nanoseconds of a rank's own delay from which the call site is noted: finding it takes a few microseconds. As in
-// gpucoll/health/shares.py.
+// gpucoll/health/flight.py.
 static const int64_t LONG_DELAY = 100000;
 
 // The engine of a rank and communicator, with all its state.
@@ -434,8 +434,8 @@ static Ref<> do_gated_call(Engine& self, const KnownCall& known, PyObject* name,
     if (runs_python(known.plan->state)) owner.emplace(self);
     perform(self, name, known.plan, x, out.get());
     if (self.walker.has_passed) return not_implemented();
-    known.note(self.node.left - self.walker.arrived, self.walker.shares);
-    *own = self.walker.shares.own;
+    known.note(self.walker.times);
+    *own = self.walker.times.own;
     return out;
 }
 

@@ -225,8 +225,8 @@ static Ref<> shares(Engine& self) {
 static Ref<> add_shares(Engine& self, PyObject* given) {
     long long own, waited;
     check(PyArg_ParseTuple(given, "LL", &own, &waited));
-    self.walker.shares.own += own;
-    self.walker.shares.waited += waited;
+    self.walker.times.own += own;
+    self.walker.times.waited += waited;
     return none();
 }
 

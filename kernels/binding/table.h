@@ -126,17 +126,18 @@ struct KnownCall {
         each(seconds);
     }
 
-    // Note a call that has ended: its nanoseconds and the shares of these.
-    void note(int64_t elapsed, const Shares& shares) const {
+    // Note the times of a call that has ended.
+    void note(const CallTimes& times) const {
+        const int64_t elapsed = times.ended - times.began;
         double* kept = static_cast<double*>(PyArray_DATA(seconds.get()));
         kept[1 + static_cast<uint64_t>(kept[0]) % LAST] = 1e-9 * static_cast<double>(elapsed);
         kept[0] += 1;
         double* sums = kept + 1 + LAST;
         sums[0] += 1;
         sums[1] += nbytes;
-        sums[2] += 1e-9 * static_cast<double>(shares.own);
-        sums[3] += 1e-9 * static_cast<double>(shares.waited);
-        sums[4] += 1e-9 * static_cast<double>(elapsed - shares.waited);
+        sums[2] += 1e-9 * static_cast<double>(times.own);
+        sums[3] += 1e-9 * static_cast<double>(times.waited);
+        sums[4] += 1e-9 * static_cast<double>(elapsed - times.waited);
     }
 };
 

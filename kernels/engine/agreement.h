@@ -36,7 +36,7 @@ static int64_t to_realtime() {
 struct Greeting {
     int64_t signature;
     int64_t is_alike;  // 0: the ranks of the sender's node make unlike calls
-    int64_t arrived;   // when the first rank of the sender's node came to the call, nanoseconds since 1970
+    int64_t first;     // when the first rank of the sender's node came to the call, nanoseconds since 1970
 };
 
 // The greetings between this leader and another.
@@ -82,10 +82,10 @@ struct Agreement {
         });
     }
 
-    // Write this rank's greetings of a call, without data so far, and post the receives. `arrived` is the earliest
-    // arrival on this node.
+    // Write this rank's greetings of a call, without data so far, and post the receives. `first` of these is the
+    // earliest arrival on this node.
     void begin(Wire& wire, uint64_t tag, const Greeting& mine) {
-        first = mine.arrived;
+        first = mine.first;
         missing = others.size();
         for (Correspondent& one : others) {
             one.is_heard = false;
@@ -113,7 +113,7 @@ struct Agreement {
             one.is_heard = true;
             missing--;
             const Greeting found = one.greeting();
-            first = std::min(first, found.arrived);
+            first = std::min(first, found.first);
             if (found.is_alike == 0 || found.signature != signature) {
                 missing = 0;  // the other greetings tell nothing more
                 head->verdict.store(base + UNLIKE_CALLS, std::memory_order_release);

@@ -9,12 +9,18 @@
 
 namespace gpucoll {
 
-static const int DESCRIPTION_BYTES = 224, SITE_BYTES = 128;  // fill up a record of 384 bytes
+static const int DESCRIPTION_BYTES = 208, SITE_BYTES = 128;  // fill up a record of 384 bytes
+
+// The times of a call on a rank, in nanoseconds: all that is kept of a call, and added up for `stats`.
+struct CallTimes {
+    int64_t began = 0, ended = 0;  // by CLOCK_MONOTONIC; `ended` is 0 while the call is under way
+    int64_t own = 0, waited = 0;   // the rank's own delay before the call, and the wait for other ranks to come
+};
 
 // The layout is shared with gpucoll/health/flight.py.
 struct FlightRecord {
     std::atomic<uint64_t> number;  // of the call, counted from 1; 0 while the record is being written
-    int64_t began, ended;          // nanoseconds of CLOCK_MONOTONIC; `ended` is 0 while the call is under way
+    CallTimes times;
     uint64_t nbytes;
     char description[DESCRIPTION_BYTES];
     char site[SITE_BYTES];         // file and line of the program's call, or empty
@@ -38,8 +44,7 @@ struct Flight {
         // The 0 must be visible before any new field: a release fence orders the store before the later plain stores.
         one.number.store(0, std::memory_order_relaxed);
         std::atomic_thread_fence(std::memory_order_release);
-        one.began = time;
-        one.ended = 0;
+        one.times = {time, 0, 0, 0};
         one.nbytes = nbytes;
         std::memset(one.description, 0, DESCRIPTION_BYTES);
         std::memcpy(one.description, description, length < DESCRIPTION_BYTES ? length : DESCRIPTION_BYTES);
@@ -57,9 +62,9 @@ struct Flight {
         last->store(number - 1, std::memory_order_release);
     }
 
-    // Note the end of the last call at `time`.
-    void ended(int64_t time) {
-        if (records != nullptr) records[last->load(std::memory_order_relaxed) % capacity].ended = time;
+    // Note the times of the last call, which has ended.
+    void ended(const CallTimes& times) {
+        if (records != nullptr) records[last->load(std::memory_order_relaxed) % capacity].times = times;
     }
 };
 

@@ -118,11 +118,6 @@ class Segments {
     std::deque<Segment> all;
 };
 
-// Nanoseconds of calls: the rank's own delay before the call, and the wait for other ranks to come to the call.
-struct Shares {
-    int64_t own = 0, waited = 0;
-};
-
 // A rank's view of the node, kept from call to call. Private names: `same_node` are the other same-node ranks,
 // `call_count` the number of calls, `alike` a count of repeated calls.
 struct Node {
@@ -155,7 +150,7 @@ struct Node {
     int64_t reached = 0;           // a counter known to be shown by all same-node ranks
     int64_t waits_since = 0;       // nanoseconds: when the present wait first read the clock, 0 before
     int64_t left = 0;              // nanoseconds: when the last call ended, or when this rank began
-    Shares total;                  // of all calls
+    CallTimes total;               // own delays and waits of all calls
     Flight flight;
     Segments others;               // of other ranks
     Segments symmetric;            // this rank's symmetric memory, laid out alike on all ranks

@@ -126,8 +126,7 @@ struct Walker {
     long nap = FIRST_NAP;             // nanoseconds: see `until`
     std::deque<WireMessage> messages;  // to and from ranks of other nodes, by number; never moved
     Agreement agreement;
-    int64_t arrived;   // nanoseconds: when this rank came to the call
-    Shares shares;     // of this call
+    CallTimes times;   // of this call
     std::vector<Base> bases;        // by rank and buffer
     std::vector<const char*> rows;  // addresses, reused to avoid allocations
 
@@ -156,11 +155,10 @@ struct Walker {
         may_wait = listens;
         awaited = node.rank;
         needed = base;
-        arrived = static_cast<int64_t>(nanoseconds());
-        shares = {};
+        times = {static_cast<int64_t>(nanoseconds()), 0, 0, 0};
         node.waits_since = 0;
         if (!walked->has(ONLY_COMPARES))
-            node.flight.began(walked->text, walked->described(), std::max(walked->given, walked->taken), arrived);
+            node.flight.began(walked->text, walked->described(), std::max(walked->given, walked->taken), times.began);
         node.heads[node.rank]->begun.store(static_cast<int64_t>(node.call_count), std::memory_order_relaxed);
         enter(node.open.load(std::memory_order_relaxed) != 0 ? JUDGING : first(node));
     }
@@ -360,7 +358,7 @@ struct Walker {
   private:
     // Leave the call.
     void end(Node& node) {
-        node.left = static_cast<int64_t>(nanoseconds());
+        node.left = times.ended = static_cast<int64_t>(nanoseconds());
         Head* head = node.heads[node.rank];
         head->left.store(node.left, std::memory_order_relaxed);
         const auto number = static_cast<int64_t>(node.call_count);
@@ -369,24 +367,24 @@ struct Walker {
             node.open_bytes = plan->given;
             node.open = base;
         }
-        node.total.own += shares.own;
-        node.total.waited += shares.waited;
-        if (!plan->has(ONLY_COMPARES)) node.flight.ended(node.left);
+        node.total.own += times.own;
+        node.total.waited += times.waited;
+        if (!plan->has(ONLY_COMPARES)) node.flight.ended(times);
         plan = nullptr;
     }
 
     // Count the wait that has just ended, if any, as a wait for other ranks to come.
     void count_wait(Node& node) {
         if (node.waits_since == 0) return;
-        shares.waited += static_cast<int64_t>(nanoseconds()) - node.waits_since;
+        times.waited += static_cast<int64_t>(nanoseconds()) - node.waits_since;
         node.waits_since = 0;
     }
 
     // Count this rank's own delay: how much later than the first waiting rank it came, at most the time since its last
     // call. A rank behind in the call has an older or a later arrival, and was not waiting: neither counts.
     void count_delay(const Node& node) {
-        const int64_t between = arrived - node.left;
-        int64_t first = arrived;
+        const int64_t between = times.began - node.left;
+        int64_t first = times.began;
         const auto look = [&](uint32_t rank) {
             // Acquire: the arrival, read afterwards, belongs to this call or a later one.
             if (node.heads[rank]->counter.load(std::memory_order_acquire) >= base)
@@ -397,7 +395,7 @@ struct Walker {
         } else if (between > NOTICED) {
             for (const Reader& one : plan->readers) look(one.peer);
         }
-        shares.own = std::min(arrived - first, between);
+        times.own = std::min(times.began - first, between);
     }
 
     // The ranks met and compared before data move: all same-node ranks, or only the peers.
@@ -517,7 +515,7 @@ struct Walker {
 
     // Begin the comparison with the other nodes. Greetings with data follow by OPEN.
     void greet(Node& node) {
-        int64_t first = arrived;
+        int64_t first = times.began;
         for (uint32_t rank : node.same_node) first = std::min(first, node.heads[rank]->arrived[half].load(std::memory_order_relaxed));
         agreement.begin(*node.wire, tag(node), {signature, is_alike, first + to_realtime()});
         for (Correspondent& one : agreement.others)
@@ -531,7 +529,7 @@ struct Walker {
     // Add to the shares of this call what the comparison with the other nodes has found.
     void count_agreement(Node& node) {
         const int64_t first = node.heads[node.leader]->first_arrival.load(std::memory_order_relaxed) - to_realtime();
-        shares.own = std::max(shares.own, std::min(arrived - first, arrived - node.left));
+        times.own = std::max(times.own, std::min(times.began - first, times.began - node.left));
         count_wait(node);
     }
 
@@ -605,7 +603,7 @@ struct Walker {
         if (plan->by_calls) head->ways[half].store(own_ways(), std::memory_order_relaxed);
         node.was_eager = eager;
         // All relaxed: `show` publishes these stores.
-        head->arrived[half].store(arrived, std::memory_order_relaxed);
+        head->arrived[half].store(times.began, std::memory_order_relaxed);
         if (eager) {
             Slot* slot = node.slot(node.rank, node.call_count);
             slot->signature.store(signature, std::memory_order_relaxed);

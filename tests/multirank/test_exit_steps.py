@@ -17,9 +17,9 @@ for comm in (first, second):
     comm.barrier()
 if first.rank == 1:
     def breaks(*given):
-        raise [RuntimeError, KeyboardInterrupt][step == "devices.stop"]("a broken step")
+        raise [RuntimeError, KeyboardInterrupt][step == "life.stop_watches"]("a broken step")
     life = comms[0]._core.life
-    owners = {"drain_all": end, "devices": end.devices, "host": life.host, "life": life,
+    owners = {"drain_all": end, "host": life.host, "life": life,
               "processes": life.link.processes, "close_stores": end.kvstore, "close_ports": end.ports}
     owner, _, method = step.partition(" ")[0].partition(".")
     setattr(owners[owner], method or owner, breaks)
@@ -39,7 +39,7 @@ waited.close()
 @pytest.mark.parametrize("step", [
     "life.abort of first", "life.abort of second",
     *(pytest.param(step, marks=pytest.mark.slow) for step in (
-        "drain_all", "devices.stop", "processes.ended of first", "host.fail of first", "host.fail of second",
+        "drain_all", "life.stop_watches", "processes.ended of first", "host.fail of first", "host.fail of second",
         "close_stores", "close_ports"))])
 @pytest.mark.parametrize("options", [[], ["--standalone"]])
 def test_the_others_are_told_whatever_a_step_raises(launcher, tmp_path, options, step):

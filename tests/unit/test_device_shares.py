@@ -8,7 +8,7 @@ import pytest
 
 from gpucoll.health import device_shares
 from gpucoll.health.device_shares import FIRST_PATIENCE, LARGE, MOST, PATIENCE, DeviceShares
-from gpucoll.health.shares import CallClock, CallSums
+from gpucoll.health.flight import CallRecord
 
 SHIFT = 7_000_000_123  # nanoseconds by which the GPU's clock is ahead of the host's
 HERE = ("all_reduce", LARGE)
@@ -69,24 +69,24 @@ def host(monkeypatch):
 
 class Rank:
     def __init__(self, host, rank, size):
-        self.clock = CallClock(list, CallSums())
+        self.record = CallRecord()
         self.gpu = Gpu(host)
         self.stream = Stream(self.gpu, SHIFT + 10**18)
-        self.shares = DeviceShares(self.gpu, self.clock, rank, size)
+        self.shares = DeviceShares(self.gpu, self.record, rank, size)
 
     def call(self, began, ended, nbytes=LARGE):
         """Make a call, which the GPU begins and ends at these times of the host."""
-        sums, times = self.clock.sums.python["all_reduce", nbytes.bit_length()], None
+        sums, times = self.record.python["all_reduce", nbytes.bit_length()], None
         if nbytes >= LARGE:
             self.stream.time = SHIFT + began
             times = self.shares.begin(sums, self.stream)
             self.stream.time = SHIFT + ended
             self.shares.end(times, self.stream)
-        self.clock.enqueued(sums, nbytes)
+        self.record.enqueued(sums, nbytes)
         return times
 
     def figures(self, kind=HERE):
-        found = self.clock.sums.stats()[kind]
+        found = self.record.stats()[kind]
         return [round(1e9 * found[f"{name}_seconds"]) for name in ("own", "waiting", "moving")]
 
 
@@ -97,12 +97,12 @@ def compared(ranks):
         one.shares.exchanged(stamps)
 
 
-def run(host, times, size=None):
-    """Make calls that the ranks' GPUs begin and end at these times; return the figures of all ranks."""
-    ranks = [Rank(host, rank, size or len(times[0])) for rank in range(len(times[0]))]
-    for call in times:
+def run(host, times, short=()):
+    """Make calls, some of them short, that the ranks' GPUs begin and end at these times; return the figures."""
+    ranks = [Rank(host, rank, len(times[0])) for rank in range(len(times[0]))]
+    for number, call in enumerate(times):
         for one, (began, ended) in zip(ranks, call, strict=True):
-            one.call(10**18 + began, 10**18 + ended)
+            one.call(10**18 + began, 10**18 + ended, 8 if number in short else LARGE)
         compared(ranks)
     for _ in range(2):  # two calls of 0 ns carry the last stamps
         last = 10**18 + max(ended for _, ended in times[-1])
@@ -140,20 +140,12 @@ def test_short_calls_are_only_counted(host):
     rank.call(10**18, 10**18)  # takes the events of the call before
     assert rank.figures() == [0, 0, 2 * 4]
     assert rank.figures(("all_reduce", LARGE // 2)) == [0, 0, 0]
-    assert rank.clock.sums.stats()["all_reduce", LARGE // 2]["calls"] == 3
+    assert rank.record.stats()["all_reduce", LARGE // 2]["calls"] == 3
 
 
 def test_a_delay_after_short_calls_is_at_most_the_time_since_the_timed_call_before(host):
-    ranks = [Rank(host, rank, 2) for rank in range(2)]
-    for number, times in enumerate([[(0, 100), (0, 800)], [(100, 110), (800, 810)], [(150, 1000), (850, 1000)]], 1):
-        for one, (began, ended) in zip(ranks, times, strict=True):
-            one.call(10**18 + began, 10**18 + ended, LARGE if number != 2 else 8)
-        compared(ranks)
-    for _ in range(2):
-        for one in ranks:
-            one.call(10**18 + 1000, 10**18 + 1000)
-        compared(ranks)
-    assert [one.figures() for one in ranks] == [[0, 700, 100 + 150], [50, 0, 800 + 150]]
+    times = [[(0, 100), (0, 800)], [(100, 110), (800, 810)], [(150, 1000), (850, 1000)]]
+    assert run(host, times, short={1}) == [[0, 700, 100 + 150], [50, 0, 800 + 150]]
 
 
 def test_calls_in_a_capture_are_not_timed(host):
@@ -176,7 +168,7 @@ def test_stamps_that_a_rank_has_lost_leave_the_other_calls(host):
     assert own >= 30 * (MOST - 110)
     assert moved == 2 * 20 * own // 30
     for one in ranks:
-        assert max(map(len, (one.shares._known, one.shares._arrivals, one.shares._under_way))) <= MOST
+        assert max(len(one.shares._open), len(one.shares._under_way)) <= MOST
 
 
 def test_a_gpu_that_never_ends_a_call_keeps_few_events(host):

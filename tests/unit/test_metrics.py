@@ -1,7 +1,6 @@
-"""GPUCOLL_METRICS: Prometheus' text in a file or at a port, read by a parser of its own."""
+"""GPUCOLL_METRICS: Prometheus' text in a file or at a port; and the summary at the end."""
 
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -10,34 +9,21 @@ import urllib.request
 
 import numpy
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import gpucoll as gc
 from gpucoll.health import metrics
-from gpucoll.health.metrics import summary_of
+from gpucoll.health.flight import CallRecord
+from gpucoll.health.report import shares_table
 from harness.pace import seconds
 from harness.thread_ranks import all_on_threads
 
-LABEL = re.compile(r'([a-z_]+)="((?:[^"\\\n]|\\["\\n])*)"')
-LINE = re.compile(r"([a-z_]+)\{(.*)\} ([0-9.e+-]+)")
-
 
 def parsed(text):
-    """Return the samples by name and labels; check the lines of help and type before each counter."""
-    assert text.endswith("\n")
-    found, announced = {}, []
-    for line in text.splitlines():
-        if line.startswith("#"):
-            _, what, name, words = line.split(" ", 3)
-            announced.append((what, name))
-            assert words == "counter" or what == "HELP"
-            continue
-        name, labels, value = LINE.fullmatch(line).groups()
-        pairs = LABEL.findall(labels)
-        assert ",".join(f'{key}="{text}"' for key, text in pairs) == labels
-        assert announced[-2:] == [("HELP", name), ("TYPE", name)]
-        found[name, tuple(sorted(pairs))] = float(value)
-    assert len(announced) == len(set(announced))
-    return found
+    """Return the samples by name and labels."""
+    families = [*text_string_to_metric_families(text)]
+    assert {family.type for family in families} == {"counter"}
+    return {(one.name, tuple(sorted(one.labels.items()))): one.value for family in families for one in family.samples}
 
 
 def free_port():
@@ -70,15 +56,6 @@ def call_and_fork():
     os.wait()
 
 
-def test_the_summary_names_the_lines_before_which_the_rank_came_late():
-    kind = {("barrier", 0): dict.fromkeys(("calls", "bytes", "own_seconds", "waiting_seconds", "moving_seconds"), 1.0)}
-    delays = {f"train.py:{number}": float(number) for number in range(7)} | {"": 9.0}
-    assert summary_of(kind, 0, 10.0, delays).splitlines()[-5:] == [
-        "late by 9.000 s before asynchronous calls", *(f"late by {number}.000 s before train.py:{number}"
-                                                  for number in (6, 5, 4, 3))]
-    assert "late by" not in summary_of(kind, 0, 10.0)
-
-
 def test_a_summary_at_the_end():
     program = "import test_metrics; test_metrics.call_and_fork()"
     head, titles, *rows = run(program, "", GPUCOLL_SUMMARY="1").splitlines()
@@ -93,17 +70,17 @@ def test_a_summary_at_the_end():
 
 def test_the_dearest_calls_of_many():
     """A row for ten kinds of calls, in the order of their seconds, and the number of the rest."""
-    stats = {("all_reduce", 1 << bits): {"calls": 2000, "bytes": 1e9, "own_seconds": 0.0, "waiting_seconds": 0.0,
-                                         "moving_seconds": float(bits)} for bits in range(13)}
-    stats["scan", 1 << 20] = {"calls": 1, "bytes": 1 << 20, "own_seconds": 90.0, "waiting_seconds": 9.0,
-                              "moving_seconds": 1.0}
-    head, _, *rows = summary_of(stats, 0, 356.0).splitlines()
-    assert head == "gpucoll: rank 0 ran for 356.00 s and was 50.0 % of the time in calls of gpucoll"
+    record = CallRecord()
+    record.python |= {("all_reduce", bits + 1): [2000, 1e9, 0.0, 0.0, float(bits)] for bits in range(13)}
+    record.python["scan", 21] = [1, 1 << 20, 90.0, 9.0, 1.0]
+    record.delays |= {f"train.py:{number}": float(number) for number in range(7)} | {"": 9.0}
+    _, *rows = shares_table(record)
     assert rows[0].split() == "scan 1048576 1 100.000 90.0 9.0 1.0 0.00".split()
     assert rows[1].split() == "all_reduce 4096 2000 12.000 0.0 0.0 100.0 0.08".split()
     assert rows[10] == "4 more kinds of calls took less time"
-    assert len(rows) == 11
-    assert summary_of({}, 0, 1.0).endswith("\nno call\n")
+    assert rows[11:] == ["late by 9.000 s before asynchronous calls", *(
+        f"late by {number}.000 s before train.py:{number}" for number in (6, 5, 4, 3))]
+    assert shares_table(CallRecord()) == ["no call"]
 
 
 def ask_the_port(port):

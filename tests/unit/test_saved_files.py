@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import gpucoll as gc
 from gpucoll import training
 from gpucoll.health import report
-from gpucoll.health.flight import HEAD, MAGIC, Flight
+from gpucoll.health.flight import HEAD, MAGIC, Flight, read
 from gpucoll.training import checkpoint
 from harness.hostile import DEEP, any_content, exchanged, holds
 
@@ -48,8 +48,9 @@ def test_flight_records(tmp_path, count):
     flight = Flight(tmp_path, "job", 0, 2)
     for words in ("all_reduce", "broadcast"):
         flight.began(words)
-        flight.ended()
+        flight.ended(7, 9, 1, 2)
     path, = tmp_path.glob("*.flight")
+    assert [(one.ended - one.began, one.own, one.waited) for one in read(path).calls] == [(2, 1, 2)] * 2
     whole = path.read_bytes()
     facts = json.loads(whole[24:HEAD].partition(b"\0")[0])
 

@@ -7,8 +7,8 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.health import shares
-from gpucoll.health.shares import HEADER, CallClock, CallSums, stats_of
+from gpucoll.health import flight
+from gpucoll.health.flight import HEADER, CallRecord
 from harness.pace import seconds
 from harness.thread_ranks import all_on_threads, on_threads
 
@@ -64,7 +64,7 @@ def calls():
 @pytest.mark.parametrize("options", WAYS, ids=lambda options: "-".join(options.values()))
 def test_a_late_rank_has_the_delay_and_the_other_the_wait(options):
     comms = gc.init_local(2, timeout=seconds(60), **options)
-    delays = comms[1]._core.clock.sums.delays
+    delays = comms[1]._core.record.delays
     for _ in range(2):  # the first time by Python, the second time by the engine's table of known calls
         for name, size, nbytes, make in calls():
             # On a loaded machine the first reading of the clock in a wait may come late: a part of the wait is lost.
@@ -111,32 +111,34 @@ def test_every_call_is_counted_once():
 
 def test_shares_stay_inside_the_call_and_the_time_before_it(monkeypatch):
     times = iter([700, 1000, 1100, 1100, 1200])  # ends of calls, and the begins between them
-    monkeypatch.setattr(shares, "time", SimpleNamespace(monotonic_ns=lambda: next(times)))
+    monkeypatch.setattr(flight, "time", SimpleNamespace(monotonic_ns=lambda: next(times)))
     counter = SimpleNamespace(total=(5, 7, 0), shares=lambda: counter.total)
-    clock = CallClock(lambda: [counter], CallSums())
+    record, ended = CallRecord(lambda: [counter]), []
+    record.file = SimpleNamespace(ended=lambda *given: ended.append(given))
 
     def call(*total):
         yield lambda: True
         counter.total = total
 
     kind = "barrier", 0
-    assert len([*clock.measured(call(5 + 400, 7 + 60, 0), kind, 64)]) == 1  # 400 ns late, only 300 ns between the calls
-    assert numpy.array(clock.sums.python[kind]) == pytest.approx([1, 64, 300e-9, 60e-9, 40e-9])
-    assert len([*clock.measured(call(405 - 10, 67 + 500, 0), kind, 64)]) == 1  # waited for 500 ns, in a call of 100 ns
-    assert numpy.array(clock.sums.python[kind]) == pytest.approx([2, 128, 300e-9, 160e-9, 40e-9])
+    assert len([*record.measured(call(5 + 400, 7 + 60, 0), kind, 64)]) == 1  # 400 ns late, 300 ns between the calls
+    assert numpy.array(record.python[kind]) == pytest.approx([1, 64, 300e-9, 60e-9, 40e-9])
+    assert len([*record.measured(call(405 - 10, 67 + 500, 0), kind, 64)]) == 1  # waited 500 ns, in a call of 100 ns
+    assert numpy.array(record.python[kind]) == pytest.approx([2, 128, 300e-9, 160e-9, 40e-9])
+    assert ended == [(1000, 1100, 300, 60), (1100, 1200, 0, 100)]  # the record of each call has the same shares
 
 
 def test_headers_belong_to_the_calls_that_they_announce():
     rows = [(("gather_v", 5), [3, 60, 0.0, 0.0, 1.0]), (("gather_v", 7), [1, 64, 1.0, 0.0, 2.0]),
             (("gather_v", HEADER), [4, 4096, 4.0, 8.0, 0.0]), (("check_numerics", HEADER), [2, 2048, 0, 1.0, 0])]
-    assert stats_of(rows) == {
+    record = CallRecord()
+    record.python |= dict(rows)
+    assert record.stats() == {
         ("check_numerics", 1024): {"calls": 2, "bytes": 2048, "own_seconds": 0, "waiting_seconds": 1,
                                    "moving_seconds": 0},
         ("gather_v", 16): {"calls": 3, "bytes": 60, "own_seconds": 3, "waiting_seconds": 6, "moving_seconds": 1},
         ("gather_v", 64): {"calls": 1, "bytes": 64, "own_seconds": 2, "waiting_seconds": 2, "moving_seconds": 2}}
-    both = CallSums()
+    both = CallRecord()
     for _ in range(2):
-        one = CallSums()
-        one.python |= dict(rows)
-        both.absorb(one)
+        both.absorb(record)
     assert both.stats()["gather_v", 16]["calls"] == 6

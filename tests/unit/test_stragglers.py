@@ -96,8 +96,18 @@ def test_a_real_rank_is_named_with_the_line_of_its_call(tmp_path, monkeypatch, c
     before = time.time()
     all_on_threads(comms, run)
     after = time.time()
+    figures = [comm.stats()["all_reduce", 512] for comm in comms]
     for comm in comms:
         comm.close()
+    # `stats` is the sum of the records, but that Python may take a delay before a first call for its own work.
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    shares, = json.loads(capsys.readouterr().out)["shares"]
+    added = {name: sum(one[name] for one in figures) for name in figures[0]}
+    assert (shares["collective"], shares["calls"], shares["bytes"]) == ("all_reduce", 16, added["bytes"])
+    assert shares["waiting_seconds"] == pytest.approx(added["waiting_seconds"])
+    assert shares["own_seconds"] >= added["own_seconds"] - 1e-9 > 7 * 0.02
+    assert main(["report", str(tmp_path)]) == 0
+    assert f"{__file__}:{lines[0]}"[-100:] in capsys.readouterr().out
     assert main(["report", str(tmp_path), "--stragglers", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["rank"], found["place"]) == (1, f"{__file__}:{lines[0]}"[-100:] if len(__file__) > 100

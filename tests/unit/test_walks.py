@@ -11,13 +11,13 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.health.shares import CallSums
+from gpucoll.health.flight import CallRecord
 from gpucoll.progress.pauses import nap_after, yields_at_once
 from gpucoll.progress.waits import Progress
 
 PACKAGE = gc.__file__.removesuffix("__init__.py")
 # How late the other rank is decides whether a call passes these.
-WAITS = {one.__code__ for one in (Progress.look, Progress.slow_wait, yields_at_once, nap_after, CallSums.delayed)}
+WAITS = {one.__code__ for one in (Progress.look, Progress.slow_wait, yields_at_once, nap_after, CallRecord.delayed)}
 CALLS = {
     "all_reduce out=": lambda comm, kept: comm.all_reduce(kept["x"], kept["out"], algorithm="ring"),
     "all_reduce": lambda comm, kept: comm.all_reduce(kept["x"], algorithm="ring"),
