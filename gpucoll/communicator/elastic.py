@@ -66,7 +66,7 @@ def replace(comm: Communicator, timeout: Any) -> Communicator:
             if not _is_death(error, rest._core.link):
                 raise
             if time.monotonic() > late:
-                raise _lost("replace", error, rest._core.link) from error
+                raise _lost("replace", error, comm._core.link) from error
             _give_up(rest)  # wakes the ranks that have not seen the death, and those that have grown
         else:
             _let_init_return(grown, rest)
@@ -112,9 +112,11 @@ def _is_death(error: BaseException | None, link: Transport | None) -> bool:
 
 
 def _lost(call: str, error: Exception, link: Transport | None) -> RankFailedError:
-    """Return the error of ranks that cannot regroup because of deaths."""
-    return error if isinstance(error, RankFailedError) else RankFailedError(
-        f"{call}: a rank has died while the ranks regroup ({error})", ranks=link.processes.ended() if link else ())
+    """Return the error of ranks that cannot regroup because of deaths, with the numbers that the ranks have in `link`."""
+    # An error of a group under way has that group's numbers: its text is left to the cause.
+    why = "" if isinstance(error, RankFailedError) else f" ({error})"
+    return RankFailedError(f"{call}: a rank has died while the ranks regroup{why}",
+                           ranks=link.processes.ended() if link else ())
 
 
 def _made(place: regroup.Place, make: Callable[[Transport, bootstrap.Options], Communicator],
@@ -191,7 +193,7 @@ def _shrunk_by_mpi(comm: Communicator, link: MpiLink) -> Communicator | None:
                 _give_up(made)
             is_lost = _is_death(error, None) or isinstance(error.__cause__ or error, link.foreign)
             if not is_lost or time.monotonic() > late:
-                raise _lost("shrink", error, None) if is_lost else error from error.__cause__
+                raise _lost("shrink", error, link) if is_lost else error from error.__cause__
             link.base = rest
         else:
             return made
@@ -241,7 +243,7 @@ def _regrouped(comm: Communicator) -> Communicator:
             comm._core.link.forget()
             return made
         if error is not None and time.monotonic() > late:
-            raise _lost("shrink", error, link) from error
+            raise _lost("shrink", error, comm._core.link) from error
 
 
 def grow(comm: Communicator, size: Any, seats: Sequence[int], timeout: Any, call: str) -> Communicator:
@@ -276,7 +278,8 @@ def grow(comm: Communicator, size: Any, seats: Sequence[int], timeout: Any, call
         lost = error
     if made is None and lost is not None:
         comm._heir = new or comm._heir
-        raise _lost(call, lost, link) from lost
+        # The members have the numbers of the new group.
+        raise lost if isinstance(lost, RankFailedError) else _lost(call, lost, link) from lost
     assert made is not None
     comm._heir = None
     return made
@@ -300,4 +303,4 @@ def joined(store: str, timeout: float, make: Callable[[Transport, bootstrap.Opti
         if place.lineage.entry is not None:
             ports.let_go(place.lineage.entry)  # the members are to take the address over
         if lost is not None and time.monotonic() > deadline:
-            raise _lost("join", lost, link) from lost
+            raise lost if isinstance(lost, RankFailedError) else _lost("join", lost, link) from lost

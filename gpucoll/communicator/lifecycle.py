@@ -106,8 +106,6 @@ class Lifecycle:
         self.stop_calls()
         self._watches.clear()
         self.waits.forget()
-        if (watch := self.link.processes.watch) is not None:
-            watch.drop()  # other hosts see the parent's end by its closed connection
         self.waits.hooks.append(self.waits.check_usable)  # ends a wait for the parent's `Work`
 
     def end_calls(self) -> None:

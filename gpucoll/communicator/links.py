@@ -190,10 +190,11 @@ class StoreLink(Transport):
     threads = asks_store = shares_memory = True
 
     def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float,
-                 lineage: Lineage | None = None, *, needs_ucx: bool = False, by_ucx: bool = False) -> None:
+                 lineage: Lineage | None = None, *, numbers: Sequence[int] | None = None,
+                 needs_ucx: bool = False, by_ucx: bool = False) -> None:
         self._store, self._name, self._timeout, self._needs_ucx, self._by_ucx = store, name, timeout, needs_ucx, by_ucx
         self.foreign = (*store.foreign, WireError)
-        self.mpi = self._ranks = StoreRanks(store, f"{name}/ranks", rank, size, timeout)
+        self.mpi = self._ranks = StoreRanks(store, f"{name}/ranks", rank, size, timeout, numbers)
         with contextlib.ExitStack() as undo:  # if a rank dies while the ranks meet
             self._meet(rank, lineage or first_lineage(), undo)
             undo.pop_all()
@@ -214,7 +215,7 @@ class StoreLink(Transport):
         self.gpu_index = bootstrap.gpu_index(self.place)
         # Processes on other hosts, or in other containers, have no descriptors here: `Watch` sees their end.
         if len(seen) < size:
-            self.processes.watch = Watch(self.mpi, self.place.nodes)
+            self.processes.watch = Watch(self.mpi, self.place.nodes, store, self._name)
         self.table = built_in()  # a machine's own is measured under its MPI
         self._farewells = {}
         self.wire, self.points = self._carriers()
@@ -256,7 +257,8 @@ class StoreLink(Transport):
     def part(self, name: str, ranks: Sequence[int]) -> StoreLink:
         assert self.members is not None
         return StoreLink(self._store, f"{self._name}/{name}", ranks.index(self.rank), len(ranks), self._timeout,
-                         first_lineage(self.members.lineage.token), needs_ucx=self._needs_ucx, by_ucx=self._by_ucx)
+                         first_lineage(self.members.lineage.token), numbers=[self._ranks.numbers[one] for one in ranks],
+                         needs_ucx=self._needs_ucx, by_ucx=self._by_ucx)
 
     def farewells(self) -> Mapping[int, Farewell]:
         # A rank that closes may fail afterwards, and says so.

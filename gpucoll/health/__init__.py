@@ -1,7 +1,7 @@
 """Failure detection: dead or stopped ranks, different calls, stuck GPU streams; and records for the time after a crash.
 
     processes    watches the processes of the ranks on this host
-    remote       watches the ranks on other hosts, by a TCP connection of every rank to rank 0
+    remote       watches the ranks on other hosts, by the connections of all ranks to a store
     devices      a watchdog for calls on GPUs, where no host thread waits
     flight       the record of calls: own delay, waiting and moving, summed for `stats`; the last calls of a rank in a
                  mapped file that survives SIGKILL

@@ -70,23 +70,17 @@ class Processes:
         poll = select.poll()  # a new object per call: two threads may not use one at the same time
         for descriptor in self._ranks:
             poll.register(descriptor, select.POLLIN)
-        # The connection to rank 0 brings news of other hosts: poll it as well, so that `patience` covers both.
-        news = None if self.watch is None else self.watch.fileno()
-        if news is not None:
-            poll.register(news, select.POLLIN)
         deadline = time.monotonic() + patience
         while True:
             late = time.monotonic() >= deadline
-            # Rank 0 itself hears of other hosts in a thread: look again after a short time.
+            # No descriptor tells of other hosts: look again after a short time.
             wait = 0 if late or self._ended else 1000 * min(NEWS, deadline - time.monotonic())
-            found = poll.poll(wait) if self._ranks or news is not None else ()
+            found = poll.poll(wait)
             if self.watch is not None:
                 self._ended.update(dict.fromkeys(self.watch.gone()))
             self._ended.update((self._ranks[descriptor], None) for descriptor, _ in found if descriptor in self._ranks)
             if late or self._ended:
                 return tuple(self._ended)
-            if not self._ranks and news is None:
-                time.sleep(wait / 1000)
 
     def state(self, rank: int) -> str:
         """Return "dead", or why a rank's process is not running (see STOPPED); "" if the process runs or is unknown."""

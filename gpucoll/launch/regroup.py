@@ -167,7 +167,8 @@ def _place_of(connection: Connection, lineage: Lineage, deadline: float, timeout
                 key=key, token=lineage.token or digest(lineage.secret or "", key),
                 elders=tuple(map(int, frame["elders"])), entry=(str(entry[0]), int(entry[1])) if entry else None))
             place = Place(int(frame["rank"]), int(frame["size"]),
-                          kept(StoreClient(connection, timeout, str(frame["host"]))), lineage, frame["options"])
+                          kept(StoreClient(connection, timeout, str(frame["host"]), int(frame["leader"]))), lineage,
+                          frame["options"])
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"the leader's answer is not of this version of gpucoll: {error!r}") from None
         undo.pop_all()
@@ -229,8 +230,8 @@ def _invite(ranks: Membership, seats: Mapping[int, Connection], mine: int, size:
             continue
         store.take(seats[rank], rank)
         with contextlib.suppress(OSError):
-            seats[rank].send({"rank": rank, "size": size, "host": store.host, "key": lineage.key, "elders": elders,
-                              "entry": lineage.entry, "options": list(options)})
+            seats[rank].send({"rank": rank, "size": size, "leader": mine, "host": store.host, "key": lineage.key,
+                              "elders": elders, "entry": lineage.entry, "options": list(options)})
     return Place(mine, size, kept(store), lineage, list(options))
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import socket
 import threading
 from typing import Any
 
@@ -29,6 +28,7 @@ from gpucoll.internal import current_stream, refusing
 from gpucoll.launch import bootstrap
 from gpucoll.launch.launchers import free_port
 from gpucoll.launch.places import StorePlace
+from gpucoll.transport.connections import connect
 from gpucoll.transport.rendezvous import becomes
 
 NAME = "gpucoll"
@@ -157,7 +157,7 @@ def _announced(key: str, rank: int, size: int, timeout: float) -> StorePlace:
             token, (host, port) = json.loads(value)
             # The place of a rank 0 that has died may still stand in the table.
             with contextlib.suppress(OSError):
-                socket.create_connection((host, port), REACH).close()
+                connect((host, port), REACH).socket.close()
                 found.append(StorePlace(rank, size, token, (host, port)))
         return bool(found)
 

@@ -70,14 +70,20 @@ class Connection:
         self.name: Name = 0
         SOCKETS.add(connected)
 
-    def send(self, head: dict[str, Any], body: bytes = b"") -> None:
-        """Send a frame, a JSON object and bytes; any thread may call this."""
+    def send(self, head: dict[str, Any], body: bytes = b"", patience: float = -1.0) -> None:
+        """Send a frame, a JSON object and bytes; any thread may call this.
+
+        With `patience`, send nothing if another thread's frame does not leave in so many seconds.
+        """
         text = json.dumps(head).encode()
-        # Head and JSON in one segment; the body apart, because joining would copy it.
-        with self._sending:
-            self.socket.sendall(LENGTHS.pack(len(text), len(body)) + text)
-            if body:
-                self.socket.sendall(body)
+        if self._sending.acquire(timeout=patience):
+            try:
+                # Head and JSON in one segment; the body apart, because joining would copy it.
+                self.socket.sendall(LENGTHS.pack(len(text), len(body)) + text)
+                if body:
+                    self.socket.sendall(body)
+            finally:
+                self._sending.release()
 
     def read(self, most: int = MOST_BYTES, deadline: float | None = None) -> Frame:
         """Return the next frame, of at most `most` bytes after the JSON.
@@ -254,11 +260,11 @@ class Peers:
                 self.lost()
 
     def broadcast(self, head: dict[str, Any]) -> None:
-        """Send a frame to all members."""
+        """Send a frame to all members, but to those that are stopped in a longer frame."""
         with CHANGED:
             for connection in self.members.values():
                 with contextlib.suppress(OSError):
-                    connection.send(head)
+                    connection.send(head, patience=GRACE)
 
     def is_left(self, patience: float = POLL_INTERVAL) -> bool:
         """Return whether all members leave within `patience` seconds."""

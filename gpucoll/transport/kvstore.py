@@ -13,12 +13,13 @@ import atexit
 import contextlib
 import errno
 import hashlib
+import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.progress.deadlines import deadline_of
@@ -39,6 +40,7 @@ class KeyStore:
     foreign: tuple[type[Exception], ...] = (StoreError,)
     gone: Any = ()  # a collection of the ranks known to have ended without a goodbye
     host = ""  # the name or number of this host in the network of the ranks; "" if all ranks are on this host
+    own = 0  # the number of the rank that holds the store, among all its ranks
 
     def set(self, key: str, value: bytes) -> None:
         raise NotImplementedError
@@ -64,12 +66,12 @@ class MemoryStore(KeyStore):
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
+        self._values: dict[str, tuple[bytes, float]] = {}  # by key: the value, and when it was set
         self._changed = threading.Condition()  # guards `_values`; notified after each `set`, for waiting `get`s
 
     def set(self, key: str, value: bytes) -> None:
         with self._changed:
-            self._values[key] = value
+            self._values[key] = value, time.monotonic()
             self._changed.notify_all()
 
     def get(self, key: str, wait: float = 0.0) -> bytes | None:
@@ -77,7 +79,17 @@ class MemoryStore(KeyStore):
             # The condition releases the lock while waiting: other threads go on to set and get.
             if wait:
                 self._changed.wait_for(lambda: key in self._values, wait)
-            return self._values.get(key)
+            return self._values.get(key, (None,))[0]
+
+    def ages(self, prefix: str, patience: float = 0.0) -> dict[str, tuple[str, float]] | None:
+        """Return the values of the keys that begin with `prefix`, as text, and the seconds since each was set.
+
+        None without an answer in `patience` seconds.
+        """
+        with self._changed:
+            now = time.monotonic()
+            return {key: (value.decode("latin-1"), now - since) for key, (value, since) in self._values.items()
+                    if key.startswith(prefix)}
 
     def delete(self, key: str) -> None:
         with self._changed:
@@ -125,10 +137,13 @@ class StoreServer(Ranks, MemoryStore):
 
     hub: Hub | None = None  # where the ranks come; None if they have come already, as applicants
 
+    is_lost = False
+
     def __init__(self, size: int, token: str = "", own: int = 0, host: str = "") -> None:
         MemoryStore.__init__(self)
         Ranks.__init__(self, size, token, own)
         self.host, self.answer = host, self._answer
+        self.lost = lambda: self.broadcast({"gone": self.news()})
 
     @classmethod
     def at(cls, address: Address | None, size: int, token: str) -> StoreServer:
@@ -148,7 +163,7 @@ class StoreServer(Ranks, MemoryStore):
     def _answer(self, name: Any, frame: Frame) -> Frame:
         """Carry out a rank's request and return the answer; StoreError for an unknown request."""
         head, value = frame
-        answer: dict[str, Any] = {"number": head.get("number"), "gone": [*self.gone]}
+        answer: dict[str, Any] = {"number": head.get("number"), "gone": self.news()}
         match head:
             case {"call": "set", "key": str(key)}:
                 self.set(key, value)
@@ -158,9 +173,15 @@ class StoreServer(Ranks, MemoryStore):
                 return {**answer, "found": found is not None}, found or b""
             case {"call": "delete", "key": str(key)}:
                 self.delete(key)
+            case {"call": "ages", "key": str(prefix)}:
+                return answer, json.dumps(self.ages(prefix)).encode()
             case _:
                 raise StoreError(f"the data received is not a call of gpucoll's store: {str(head)[:80]}")
         return answer, b""
+
+    def news(self) -> list[int]:
+        """Return the ranks known to have ended, in the order of their ends; never waits."""
+        return [int(rank) for rank in list(self.gone)]
 
     def close(self) -> None:
         """Wait for the ranks still connected, by the least limit set, and shut the store."""
@@ -172,16 +193,20 @@ class StoreServer(Ranks, MemoryStore):
 
     def abandon(self) -> None:
         _open.pop(self, None)
-        self.end()
+        self.end({"bye": True})  # none of the ranks takes the closed connection for the death of this one
         if self.hub is not None:
             self.hub.close()
+
+    retire = abandon  # where the ranks leave a store that they have for each other alone
 
 
 class StoreClient(KeyStore):
     """Another rank's access to the store, by its `connection`; any thread may call."""
 
-    def __init__(self, connection: Connection, timeout: float, host: str = "") -> None:
-        self._connection, self._timeout = connection, timeout
+    is_lost = False  # whether the other end has ended, or this one
+
+    def __init__(self, connection: Connection, timeout: float, host: str = "", own: int = 0) -> None:
+        self._connection, self._timeout, self.own = connection, timeout, own
         self.gone, self._numbers = list[int](), 0
         self._is_silent = False  # whether the last request has had no answer yet
         self._lock = threading.Lock()  # held from a request to its answer: one request at a time on the connection
@@ -201,16 +226,16 @@ class StoreClient(KeyStore):
             raise _unreachable(error) from None
         return cls(connection, timeout, "" if address is None else address[0])
 
-    def _call(self, call: str, key: str, body: bytes = b"", **given: Any) -> Frame:
-        """Send a request to rank 0 and return the answer, empty if none comes within ANSWER seconds.
+    def _call(self, call: str, key: str, body: bytes = b"", patience: float = 0.0, **given: Any) -> Frame:
+        """Send a request to the store and return the answer, empty if none comes within ANSWER seconds.
 
-        A wait around the request ends it earlier. Raises StoreError for a lost connection, or an error answered by
-        rank 0.
+        A wait around the request ends it earlier, unless `patience` is given instead. Raises StoreError for a lost
+        connection, or an error answered by the store.
         """
-        deadline = deadline_of(min(ANSWER, self._timeout))
+        deadline = time.monotonic() + patience if patience else deadline_of(min(ANSWER, self._timeout))
         with self._lock:
             try:
-                if self._is_silent:
+                if self._is_silent and not patience:
                     deadline = min(deadline, time.monotonic() + SILENT)
                     if call == "get":  # ask no more before the last answer: many questions would fill the connection
                         self._read(deadline)
@@ -228,9 +253,13 @@ class StoreClient(KeyStore):
         """Return the answer to the last request. Requests that ran out of patience may be answered before."""
         while True:
             answer, value = self._connection.answer(deadline)
+            self._take(answer)
             if answer.get("number") == self._numbers:
-                self.gone, self._is_silent = answer.get("gone", []), False
                 return answer, value
+
+    def _take(self, head: dict[str, Any]) -> None:
+        self.gone, self.is_lost = head.get("gone", self.gone), "bye" in head
+        self._is_silent &= head.get("number") != self._numbers
 
     def _send(self, head: dict[str, Any], body: bytes) -> None:
         """Send a frame, by the deadline of the wait: a stopped rank 0 receives no more than the system keeps."""
@@ -251,13 +280,41 @@ class StoreClient(KeyStore):
     def delete(self, key: str) -> None:
         self._call("delete", key)
 
+    def news(self) -> list[int]:
+        """Return the ranks known to have ended, in the order of their ends; never waits."""
+        # Without blocking: if another thread has a request under way, that thread reads the news with the answer.
+        if not self.is_lost and self._lock.acquire(blocking=False):
+            try:
+                self._connection.socket.setblocking(False)
+                while not self.is_lost:  # read all frames that have arrived
+                    self._take(self._connection.read()[0])
+            except BlockingIOError:
+                pass
+            # The connection is broken, or the other end no longer speaks the protocol: its process has ended.
+            except (OSError, EOFError, StoreError):
+                self.is_lost, self.gone = True, [*self.gone, self.own]
+            finally:
+                self._lock.release()
+        return self.gone
+
+    def ages(self, prefix: str, patience: float) -> dict[str, tuple[str, float]] | None:
+        answer, value = self._call("ages", prefix, patience=patience)
+        return json.loads(value) if answer else None
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection."""
+        return self._connection.socket.fileno()
+
     def close(self) -> None:
-        """Say goodbye, so that rank 0 does not count this rank as gone, and close the connection."""
+        """Say goodbye, so that the store does not count this rank as gone, and close the connection."""
+        self.is_lost = True
         # A short timeout: a stopped rank 0 must not delay the end of this process.
         with contextlib.suppress(OSError), self._lock:
             self._connection.socket.settimeout(ANSWER)
             self._connection.send({"bye": True})
         self._connection.socket.close()
+
+    retire = close
 
     def abandon(self) -> None:
         _open.pop(self, None)
@@ -267,7 +324,8 @@ class StoreClient(KeyStore):
 
 
 def _unreachable(error: Exception) -> StoreError:
-    return StoreError(f"the store of this job, on rank 0, cannot be reached: {error!r}")
+    # Without the number of a rank: in a part of the ranks, and in a later group, the rank with the store has another.
+    return StoreError(f"the process with the store of these ranks cannot be reached: {error!r}")
 
 
 def _connected(place: str | Address, timeout: float) -> Connection:
@@ -293,8 +351,9 @@ def _connected(place: str | Address, timeout: float) -> Connection:
     return found[0]
 
 
+Hosted: TypeAlias = StoreServer | StoreClient  # a store that knows which ranks have ended, and which wait
 # By token and address, or by object; open as long as the process lives.
-_open: dict[object, StoreServer | StoreClient] = {}
+_open: dict[object, Hosted] = {}
 os.register_at_fork(after_in_child=_open.clear)
 while_lingering: list[Callable[[], None]] = []  # called while rank 0 waits at exit
 _patience = [LINGER]  # limits on rank 0's wait at exit; the least counts
@@ -312,7 +371,7 @@ def open_store(rank: int, size: int, token: str, timeout: float, address: Addres
     return _open[key]
 
 
-def kept(store: StoreServer | StoreClient) -> KeyStore:
+def kept(store: Hosted) -> KeyStore:
     """Return the store of a later group, closed at the end of the process."""
     _open[store] = store
     return store

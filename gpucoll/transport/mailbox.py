@@ -12,7 +12,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
 import numpy
@@ -69,10 +69,14 @@ def _unmarked(given: dict[str, Any]) -> Any:
 
 
 class StoreRanks:
-    """mpi4py's collectives on Python objects, over the keys of a store that begin with `name`."""
+    """mpi4py's collectives on Python objects, over the keys of a store that begin with `name`.
 
-    def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float) -> None:
-        self.rank, self.size = rank, size
+    `numbers` are the numbers of these ranks among the ranks of the store; None: the same.
+    """
+
+    def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float,
+                 numbers: Sequence[int] | None = None) -> None:
+        self.rank, self.size, self.numbers = rank, size, range(size) if numbers is None else numbers
         self._store, self._name, self._timeout = store, name, timeout
         self._calls = 0
 
@@ -101,7 +105,7 @@ class StoreRanks:
             # A value present is taken even from a rank that has ended since.
             if text is not None:
                 came.append(decode(text))
-            elif rank in self._store.gone:
+            elif self.numbers[rank] in self._store.gone:
                 raise RankFailedError(f"rank {rank} ended before all ranks had joined", ranks=(rank,))
 
     def missing(self) -> tuple[int, ...]:

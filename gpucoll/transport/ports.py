@@ -17,7 +17,17 @@ import os
 import time
 from typing import Any
 
-from gpucoll.transport.connections import APPLICANTS, CHANGED, POLL_INTERVAL, Address, Connection, Hub, Peers, connect
+from gpucoll.transport.connections import (
+    APPLICANTS,
+    CHANGED,
+    POLL_INTERVAL,
+    Address,
+    Connection,
+    Hub,
+    Name,
+    Peers,
+    connect,
+)
 from gpucoll.transport.kvstore import listener_at
 
 LOOPBACK = "127.0.0.1"
@@ -136,17 +146,18 @@ def let_go(address: Address) -> None:
         taken.close()
 
 
-def apply(address: Address, key: str, name: str, token: str, deadline: float) -> Connection | None:
+def apply(address: Address, key: str, name: Name, token: str, deadline: float, size: int = 0,
+          reach: float = REACH) -> Connection | None:
     """Go to another process' port as an applicant; return None if the process has ended.
 
     Raises TimeoutError at `deadline`, by the monotonic clock, and StoreError if the port refuses this applicant.
     """
     try:
-        connection = connect(address, max(POLL_INTERVAL, min(REACH, deadline - time.monotonic())))
+        connection = connect(address, max(POLL_INTERVAL, min(reach, deadline - time.monotonic())))
     except OSError:
         return None
     try:
-        connection.join(name, 0, token, max(POLL_INTERVAL, deadline - time.monotonic()), key)
+        connection.join(name, size, token, max(POLL_INTERVAL, deadline - time.monotonic()), key)
     except TimeoutError:
         raise
     except (OSError, EOFError):

@@ -279,7 +279,7 @@ def test_strangers_at_the_watch_of_several_hosts(count, monkeypatch):
 
     ranks.siege = siege
     with made(ranks, (0, 1, 2, 3)) as watches:
-        assert [watch._watched for watch in watches] == [{0, 1, 2, 3}] * 4
+        assert [{*watch._ranks} for watch in watches] == [{0, 1, 2, 3}] * 4
         watches[3].report(7)
         assert becomes(lambda: watches[0].heard() == {3: 7})
         assert [watch.silent(7) for watch in watches] == [{1, 2}, {0, 2}, {0, 1}, {0, 1, 2}]

@@ -1,14 +1,20 @@
 """The connections for ranks of several hosts to watch each other: addresses, and the meaning of a broken connection."""
 
+import secrets
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from gpucoll.communicator import elastic
+from gpucoll.errors import RankFailedError
 from gpucoll.health import remote
-from gpucoll.health.remote import Watch, reachable
+from gpucoll.health.remote import Watch, client_at, reachable
 from gpucoll.transport import connections
 from gpucoll.transport.connections import Connection, Hub
+from gpucoll.transport.kvstore import MemoryStore, StoreClient, StoreServer
+from gpucoll.transport.mailbox import StoreRanks
 from harness.pace import seconds
 from harness.watch_threads import Ranks, becomes, made
 
@@ -37,10 +43,10 @@ def grows_to(whole, of):
 
 def test_a_connection_that_breaks_off_is_a_death(watches):
     assert [watch.gone() for watch in watches] == [[]] * 4
-    watches[2].drop()
+    watches[2]._store.abandon()
     for rank in (0, 1, 3):
         assert grows_to([2], watches[rank].gone)
-    watches[0]._ranks.end()  # as if rank 0's process had ended
+    watches[0]._store.end()  # as if rank 0's process had ended
     for rank in (1, 3):
         assert grows_to([2, 0], watches[rank].gone)
         assert watches[rank].silent(1) is None
@@ -58,10 +64,47 @@ def test_who_waits_in_an_earlier_call_is_silent_only_if_all_wait(watches):
 
 def test_who_leaves_in_order_has_not_died(watches):
     watches[1].close()
-    assert becomes(lambda: 1 not in watches[0]._ranks.members)
+    assert becomes(lambda: 1 not in watches[0]._store.members)
     watches[0].close()
-    assert becomes(lambda: watches[3].gone() or watches[3].fileno() is None)  # rank 0's farewell has arrived
+    assert becomes(lambda: watches[3].gone() or watches[3]._store.is_lost)  # rank 0's farewell has arrived
     assert [watch.gone() for watch in watches] == [[]] * 4
+
+
+def test_a_part_counts_its_own_ranks(monkeypatch):
+    """Ranks 2, 3 and 0 of a job are ranks 0, 1 and 2 of a part: the store counts the job's, all errors the part's."""
+    monkeypatch.setattr(remote, "SILENT", seconds(600))
+    token, numbers = secrets.token_hex(8), (2, 3, 0)
+    job = [StoreServer.at(None, 4, token), *(StoreClient.at(None, rank, 4, token, seconds(60)) for rank in (1, 2, 3))]
+    ranks = [StoreRanks(job[number], "part", rank, 3, seconds(60), numbers) for rank, number in enumerate(numbers)]
+    watches = [Watch(one, (0, 1, 1), one._store, "part") for one in ranks]
+    job[1].abandon()
+    assert becomes(lambda: job[0].news() == [1])
+
+    def get(key, wait=0.0):
+        # Where the values are missing, `allgather` looks for the ranks that have ended, and then for the values again.
+        if (found := MemoryStore.get(job[0], key)) is None:
+            job[numbers[int(key[-1])]].set(key, key[-1].encode())
+        return found
+
+    monkeypatch.setattr(job[0], "get", get)
+    assert ranks[2].allgather(2) == [0, 1, 2]
+    assert [watch.gone() for watch in watches] == [[]] * 3
+    watches[0].report(5)
+    assert grows_to({0: 5}, watches[2].heard)
+    assert [watch.silent(5) for watch in watches] == [{1, 2}, {2}, {1}]
+    job[3].abandon()
+    assert all(grows_to([1], watches[rank].gone) for rank in (0, 2))
+    ranks[2]._calls = 7
+    monkeypatch.undo()
+    with pytest.raises(RankFailedError, match="rank 1 ended") as error:
+        ranks[2]._read(["0"], time.monotonic() + seconds(60))
+    assert error.value.ranks == (1,)
+    job[0].end()  # as if the process of the store had ended
+    assert grows_to([1, 2], watches[0].gone)
+    link = SimpleNamespace(processes=SimpleNamespace(ended=lambda: (1,)))
+    assert elastic._lost("shrink", RankFailedError("of a group under way", ranks=(0,)), link).ranks == (1,)
+    for one in job:
+        one.abandon()
 
 
 def listening(size):
@@ -72,24 +115,12 @@ def listening(size):
     return ranks, hub.port
 
 
-def connecting():
-    """Return rank 1's watch before it connects."""
-    watch = Watch.__new__(Watch)
-    watch._rank, watch._gone, watch._connection = 1, {}, None
-    return watch
-
-
 def test_a_hub_that_does_not_know_the_token_is_no_hub():
     ranks, port = listening(2)
-    watch = connecting()
-    watch._connects("127.0.0.1", port, 2, "another", seconds(60))
-    assert watch._connection is None
-    watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))
-    connection = watch._connection
-    assert connection is not None
-    watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))
-    assert watch._connection is connection  # rank 1 is connected already
-    connection.socket.close()
+    assert client_at(("127.0.0.1", port), 1, 2, "another", seconds(60)) is None
+    client = client_at(("127.0.0.1", port), 1, 2, TOKEN, seconds(60))
+    assert client_at(("127.0.0.1", port), 1, 2, TOKEN, seconds(60)) is None  # rank 1 is connected already
+    client.close()
     ranks.end()
     ranks.hub.close()
 
@@ -106,10 +137,8 @@ def test_a_rank_whose_place_strangers_take_comes_again(monkeypatch):
         return joined(connection, *given)
 
     monkeypatch.setattr(Connection, "join", join)
-    watch = connecting()
-    watch._connects("127.0.0.1", port, 2, TOKEN, seconds(60))
+    client_at(("127.0.0.1", port), 1, 2, TOKEN, seconds(60)).close()
     assert len(tries) == 3
-    watch._connection.socket.close()
     ranks.end()
     ranks.hub.close()
 
@@ -117,22 +146,22 @@ def test_a_rank_whose_place_strangers_take_comes_again(monkeypatch):
 def test_rank_0_listens_where_it_says_until_all_have_come(monkeypatch):
     monkeypatch.setattr(remote, "addresses", lambda: ["127.0.0.3", "127.0.0.2"])
     monkeypatch.setattr(remote, "CONNECT", seconds(60))
-    serve, connects, bound, told = Hub.serve, Watch._connects, [], []
+    serve, connects, bound, told = Hub.serve, client_at, [], []
 
     def noted(hub):
         bound.append(hub._listener.getsockname())
         serve(hub)
 
-    def heard(watch, *given):
-        told.append(given[:2])
-        return connects(watch, *given)
+    def heard(address, *given):
+        told.append(address)
+        return connects(address, *given)
 
     monkeypatch.setattr(Hub, "serve", noted)
-    monkeypatch.setattr(Watch, "_connects", heard)
+    monkeypatch.setattr(remote, "client_at", heard)
     with made(Ranks(3), (0, 1, 2)) as watches:
         assert [address for address, _ in bound] == ["127.0.0.2"]
         assert told == bound * 2
-        assert [watch._watched for watch in watches] == [{0, 1, 2}] * 3
+        assert [{*watch._ranks} for watch in watches] == [{0, 1, 2}] * 3
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(bound[0], seconds(20))
 
@@ -154,7 +183,7 @@ def test_a_rank_that_is_not_watched_is_neither_dead_nor_silent(monkeypatch, capl
     with made(Ranks(3), (0, 1, 2)) as watches:
         assert "ranks [1] cannot reach rank 0" in caplog.text
         assert sorted(greetings) == [1, 2]  # no second greeting: rank 0 would find rank 1 connected already
-        assert becomes(lambda: {*watches[0]._ranks.gone} == {1})
+        assert becomes(lambda: watches[0]._store.news() == [1])
         assert [watch.gone() for watch in watches] == [[]] * 3
         assert [watch.silent(1) for watch in watches] == [{2}, None, {0}]
 
