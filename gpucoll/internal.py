@@ -46,6 +46,7 @@ from gpucoll.device.array_kernels import kernels_of
 from gpucoll.device.launch import Quantised
 from gpucoll.device.sources import MOMENTS, SHORT
 from gpucoll.executors import INSIDE, Call, CallRequest, Executor, ReadyCall, call_site
+from gpucoll.health.farewell import Farewell
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import Options, options
 from gpucoll.launch.launchers import torchrun_variables
@@ -58,7 +59,6 @@ from gpucoll.progress.partners import End
 from gpucoll.progress.waits import Progress
 from gpucoll.simulator import MANY, Prediction, Topology, load, replayed_seconds, simulate, simulate_sizes
 from gpucoll.simulator.routes import Flows
-from gpucoll.transport.farewell import Farewell
 from gpucoll.transport.mailbox import Mailbox, ThreadMessages
 from gpucoll.tuner import segments
 from gpucoll.verify.symbolic import Proof, SymbolicMemory, Turn, contributions, prove

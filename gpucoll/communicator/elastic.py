@@ -112,7 +112,7 @@ def _is_death(error: BaseException | None, link: Transport | None) -> bool:
 
 
 def _lost(call: str, error: Exception, link: Transport | None) -> RankFailedError:
-    """Return the error of ranks that cannot regroup because of deaths, with the numbers that the ranks have in `link`."""
+    """Return the error of ranks that cannot regroup because of deaths, with the numbers of the ranks in `link`."""
     # An error of a group under way has that group's numbers: its text is left to the cause.
     why = "" if isinstance(error, RankFailedError) else f" ({error})"
     return RankFailedError(f"{call}: a rank has died while the ranks regroup{why}",

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from gpucoll.core.signature import LastCall, described
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RankFailedError, UsageError
 from gpucoll.executors import call_site, inner_site
+from gpucoll.health.farewell import Farewell, Sent, Why, named
 from gpucoll.progress.operations import Operation
-from gpucoll.transport.farewell import Farewell, Sent, Why, named
 
 if TYPE_CHECKING:
     from gpucoll.communicator.lifecycle import Lifecycle

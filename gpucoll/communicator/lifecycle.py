@@ -38,8 +38,9 @@ from gpucoll.health.guard import Guard
 from gpucoll.health.metrics import exporter_of
 from gpucoll.health.observed import observers_of
 from gpucoll.health.preflight import EXPLAINS, DeferredOnNode, Deferring, Preflight
-from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, finalize_within, gpu_index
+from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, gpu_index
 from gpucoll.progress.operations import kind_of
+from gpucoll.transport.process import PROCESS
 
 GRACE = 1.0  # seconds for work on a GPU to end by itself, after a failure not yet known on the GPU
 
@@ -232,7 +233,7 @@ class Lifecycle:
             with contextlib.suppress(*self.link.foreign, GpucollError):
                 # MPI's end waits for all ranks, and a dead rank never comes: set a deadline for `_at_exit`.
                 if failure is not None and self.link.mpi is not None:
-                    finalize_within.append(DEATH if self.link.processes.ended() else
+                    PROCESS.limits.append(DEATH if self.link.processes.ended() else
                                            self.options.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
                 self.leaving.tell(failure)
 
@@ -350,7 +351,6 @@ def tell_meeting(mpi: Any) -> None:
 
 
 def _after_fork() -> None:
-    finalize_within.clear()
     for comm in _alive:
         comm.forked()
 
@@ -359,5 +359,5 @@ def _at_exit() -> None:
     end_process(_alive)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+PROCESS.forks.append(_after_fork)
 atexit.register(_at_exit)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import itertools
 import os
 import secrets
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
@@ -18,6 +16,7 @@ from gpucoll.communicator.transports import Transport
 from gpucoll.core.dtypes import CODES
 from gpucoll.device.messages import Found, MatchedReceives, receiver
 from gpucoll.errors import ArgumentError, BackendError, UsageError, listed
+from gpucoll.health.farewell import Farewell, Why, by_mpi
 from gpucoll.health.processes import Processes, process_namespace, visible
 from gpucoll.health.remote import Watch
 from gpucoll.launch import bootstrap
@@ -26,8 +25,7 @@ from gpucoll.launch.regroup import Lineage, Place, first_lineage, membership, of
 from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport import ports, ucx
 from gpucoll.transport.control import WireError
-from gpucoll.transport.farewell import Farewell, Why, by_mpi
-from gpucoll.transport.kvstore import Address, KeyStore, MemoryStore, open_store
+from gpucoll.transport.kvstore import KeyStore, MemoryStore, open_store
 from gpucoll.transport.mailbox import StoreMessages, StoreRanks, ThreadMessages
 from gpucoll.transport.rendezvous import by_first_rank
 from gpucoll.transport.tags import TAGS
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
-# The links of all ranks made by this process, by token and address of the store: each needs its own keys there.
-_worlds: dict[tuple[str, Address | None], Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 class TypedMessages:
@@ -245,7 +241,8 @@ class StoreLink(Transport):
         store = open_store(rank, size, token, timeout, address) if size > 1 else MemoryStore()
         if rank == 0 and size > 1 and address is not None:
             ports.holds(address, is_open=True)
-        return cls(store, f"world {next(_worlds[token, address])}", rank, size, timeout, lineage, needs_ucx=True,
+        store.worlds += 1
+        return cls(store, f"world {store.worlds}", rank, size, timeout, lineage, needs_ucx=True,
                    by_ucx=by_ucx)
 
     @classmethod
@@ -263,7 +260,8 @@ class StoreLink(Transport):
     def farewells(self) -> Mapping[int, Farewell]:
         # A rank that closes may fail afterwards, and says so.
         last = {rank for rank, one in self._farewells.items() if one.why > Why.CLOSES}
-        self._farewells |= self.wire.farewells({*range(self.place.size)} - last - {self.place.rank})
+        heard = self.wire.farewells({*range(self.place.size)} - last - {self.place.rank})
+        self._farewells |= {rank: Farewell.decode(row) for rank, row in heard.items()}
         return self._farewells
 
 

@@ -42,9 +42,9 @@ from gpucoll.communicator.symmetric import SymmetricHeaps
 from gpucoll.communicator.transports import Transport
 from gpucoll.communicator.wildcards import ANY_SOURCE, ANY_TAG, Status
 from gpucoll.errors import RankFailedError
+from gpucoll.health.farewell import Farewell, Sent, Why
 from gpucoll.health.flight import Stats
 from gpucoll.launch import bootstrap, regroup
-from gpucoll.transport.farewell import Farewell, Sent, Why
 from gpucoll.tuner.explanation import Explanation
 
 

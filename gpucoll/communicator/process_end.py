@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from gpucoll.core.output import say
 from gpucoll.core.parsing import text_of
 from gpucoll.errors import RankFailedError
-from gpucoll.launch.bootstrap import DEATH, FINALIZE, finalize_within
+from gpucoll.health.farewell import Why
+from gpucoll.launch.bootstrap import DEATH, FINALIZE
 from gpucoll.progress.exits import drain_all
-from gpucoll.transport import kvstore, ports
-from gpucoll.transport.farewell import Why
+from gpucoll.transport.process import PROCESS
 
 if TYPE_CHECKING:
     from gpucoll.communicator.lifecycle import Lifecycle
@@ -39,7 +39,7 @@ def _run_all(*steps: Callable[[], object]) -> None:
         try:
             step()
         except BaseException as error:  # Ctrl-C, too
-            finalize_within.append(FINALIZE)  # the other ranks may not come to MPI's end
+            PROCESS.limits.append(FINALIZE)  # the other ranks may not come to MPI's end
             say(text_of(type(error), error, error.__traceback__))
 
 
@@ -58,21 +58,20 @@ def _limit_end(comm: Lifecycle) -> None:
     except comm.link.foreign:  # MPI raises if it knows of a dead rank
         is_lost = True
     if is_lost:
-        finalize_within.append(FINALIZE)
+        PROCESS.limits.append(FINALIZE)
     if comm.link.processes.ended():
-        finalize_within.append(DEATH)
+        PROCESS.limits.append(DEATH)
 
 
 def _end_mpi() -> None:
     """End MPI, if its end has a deadline; without a failure, mpi4py ends MPI."""
-    if not finalize_within:
+    if not PROCESS.limits:
         return
-    kvstore.linger_at_most(max(finalize_within))
-    limit = DEATH if DEATH in finalize_within else max(finalize_within)
+    limit = DEATH if DEATH in PROCESS.limits else max(PROCESS.limits)
     MPI = sys.modules.get("mpi4py.MPI")  # None for ranks joined by a store
     if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
         # First, because MPI's end stops the threads of Python that answer other ranks.
-        _run_all(kvstore.close_stores, ports.close_ports)
+        _run_all(PROCESS.close)
         faulthandler.dump_traceback_later(limit, exit=True, file=2)
         MPI.Finalize()
         faulthandler.cancel_dump_traceback_later()

@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Callable, Collection
 
 from gpucoll.errors import CollectiveTimeout, listed
+from gpucoll.health.farewell import Farewell, Why
 from gpucoll.health.processes import RankThreads
-from gpucoll.transport.farewell import Farewell, Why
 from gpucoll.transport.kvstore import MemoryStore
 from gpucoll.transport.mailbox import Mailbox
 

@@ -10,14 +10,14 @@ import numpy
 
 from gpucoll.device.gpus import device_of
 from gpucoll.executors import Executor
+from gpucoll.health.farewell import Farewell, Sent, Why
 from gpucoll.health.processes import Processes
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.launch.regroup import Membership
 from gpucoll.progress.operations import Operation
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import WireError
-from gpucoll.transport.farewell import NBYTES, Farewell, Sent, Why
-from gpucoll.transport.tags import BYTES, Tag
+from gpucoll.transport.tags import BYTES, FAREWELL_BYTES, Tag
 from gpucoll.tuner import Table, built_in
 
 
@@ -119,7 +119,7 @@ class Transport:
     def farewells(self) -> Mapping[int, Farewell]:
         """Return the ranks that have left the communicator, in the order in which this rank has learnt of it."""
         while (seen := self.wire.seen(None, Tag.FAREWELL)) is not None:
-            row = numpy.zeros(NBYTES, numpy.uint8)
+            row = numpy.zeros(FAREWELL_BYTES, numpy.uint8)
             if not self.wire.Irecv([row, BYTES], seen[0], Tag.FAREWELL).Test():
                 break
             self._farewells[seen[0]] = Farewell.decode(row)

@@ -2,6 +2,7 @@
 
     processes    watches the processes of the ranks on this host
     remote       watches the ranks on other hosts, by the connections of all ranks to a store
+    farewell     the last message of a rank to the others, with the reason
     devices      a watchdog for calls on GPUs, where no host thread waits
     flight       the record of calls: own delay, waiting and moving, summed for `stats`; the last calls of a rank in a
                  mapped file that survives SIGKILL

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gpucoll.core.signature import LastCall
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RankFailedError
+from gpucoll.health.farewell import Farewell, Why, named
 from gpucoll.health.processes import LOOK, WAITS, Processes
 from gpucoll.health.remote import REPORT_INTERVAL
-from gpucoll.transport.farewell import Farewell, Why, named
 
 # Seconds for which a rank that has left is still awaited: its last messages may be on their way. LONG_GRACE applies to
 # a dead rank if this call is not known to await it: the rank may have made the call before its death.

@@ -2,8 +2,8 @@
 
 The kernel closes a connection however a process ends, and the store tells all ranks of each broken connection. A rank
 in a long wait reports the wait to the store; at a deadline, the ranks without a report are blamed. Ranks that meet by a
-store are watched by this store. All others, such as those of MPI, make a store on rank 0 for each other: the token
-travels by MPI. Rank 0 listens at one address at a time, announced to all ranks, and only until the ranks have connected.
+store are watched by this store. All others, such as those of MPI, make a store on rank 0 for each other; the token
+travels by MPI. Rank 0 listens at one address at a time, announced to all ranks, only until the ranks have connected.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def client_at(address: Address, rank: int, size: int, token: str, patience: floa
     with contextlib.suppress(StoreError):
         # Rank 0 may have hung up, for example because strangers filled its places: try again.
         while (left := give_up - time.monotonic()) > 0:
-            if (connection := ports.apply(address, "", rank, token, time.monotonic() + GREETING, size, left)) is not None:
+            late = time.monotonic() + GREETING
+            if (connection := ports.apply(address, "", rank, token, late, size, left)) is not None:
                 return StoreClient(connection, GREETING, address[0])
             time.sleep(POLL_INTERVAL)
     return None
@@ -154,7 +155,7 @@ class Watch:
                 self._store.set(f"{self._prefix}{self._rank}", str(number).encode())
 
     def heard(self) -> dict[int, int] | None:
-        """Return the ranks with an unexpired report of a wait, and the numbers of their calls; None without an answer."""
+        """Return the ranks with an unexpired report of a wait, and the numbers of their calls; None if unknown."""
         with contextlib.suppress(StoreError):
             if self._store is not None and (found := self._store.ages(self._prefix, ANSWER)) is not None:
                 return {int(key.removeprefix(self._prefix)): int(number) for key, (number, age) in found.items()

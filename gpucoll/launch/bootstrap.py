@@ -31,6 +31,7 @@ from gpucoll.launch.places import StorePlace, announced, store_place
 from gpucoll.launch.watchdog import starting
 from gpucoll.progress.operations import Operation, in_thread
 from gpucoll.progress.waits import Progress
+from gpucoll.transport.process import PROCESS
 from gpucoll.transport.rendezvous import RollCall
 from gpucoll.version import __version__
 
@@ -282,7 +283,7 @@ def _blaming(waits: Progress, find: Callable[[], tuple[int, ...]], *hooks: Calla
 
     def blame() -> tuple[str, tuple[int, ...]]:
         # The meeting has failed, and a missing rank may never come to MPI's end.
-        finalize_within.append(FINALIZE)
+        PROCESS.limits.append(FINALIZE)
         missing = find()
         return (f"ranks {listed(missing)}", missing) if missing else before()
 
@@ -305,7 +306,6 @@ def _all_come(comm: Any) -> Operation:
 FINALIZE = 5.0  # seconds for MPI's end after a rank has failed: the rank may still come to MPI's end
 # Seconds for MPI's end after a process has died: MPI would wait for ever, and only the last messages have to leave.
 DEATH = 1.0
-finalize_within: list[float] = []  # the limits on MPI's end set by failed communicators
 
 
 def end_together() -> None:
@@ -342,15 +342,10 @@ def check_alike(comm: Any, wanted: Options) -> None:
 
 def check_process() -> None:
     """Raise UsageError in the child of a fork if the parent had started MPI: the child cannot use MPI."""
-    global _process
-    _process = _process or os.getpid()
-    if _process != os.getpid():
+    if PROCESS.lost_mpi:
         raise UsageError("MPI was started by the parent of this process; a forked child cannot use MPI: start ranks by "
                          "mpiexec, or children by spawn", code="GC-FORK")
     _mark()
-
-
-_process = 0  # the number of the process that started MPI
 
 
 def abort(mpi: Any) -> None:

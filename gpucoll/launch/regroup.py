@@ -162,13 +162,10 @@ def _place_of(connection: Connection, lineage: Lineage, deadline: float, timeout
         try:
             if "late" in frame:
                 raise CollectiveTimeout(str(frame["text"]), ranks=tuple(map(int, frame["late"])))
-            key, entry = str(frame["key"]), frame["entry"]
-            lineage = _let_in(lineage._replace(
-                key=key, token=lineage.token or digest(lineage.secret or "", key),
-                elders=tuple(map(int, frame["elders"])), entry=(str(entry[0]), int(entry[1])) if entry else None))
-            place = Place(int(frame["rank"]), int(frame["size"]),
-                          kept(StoreClient(connection, timeout, str(frame["host"]), int(frame["leader"]))), lineage,
-                          frame["options"])
+            rank, size, leader, host, key, elders, entry, options = frame["place"]
+            lineage = _let_in(lineage._replace(key=key, token=lineage.token or digest(lineage.secret or "", key),
+                                               elders=tuple(elders), entry=tuple(entry) if entry else None))
+            place = Place(rank, size, kept(StoreClient(connection, timeout, host, leader)), lineage, options)
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"the leader's answer is not of this version of gpucoll: {error!r}") from None
         undo.pop_all()
@@ -230,8 +227,7 @@ def _invite(ranks: Membership, seats: Mapping[int, Connection], mine: int, size:
             continue
         store.take(seats[rank], rank)
         with contextlib.suppress(OSError):
-            seats[rank].send({"rank": rank, "size": size, "leader": mine, "host": store.host, "key": lineage.key,
-                              "elders": elders, "entry": lineage.entry, "options": list(options)})
+            seats[rank].send({"place": [rank, size, mine, store.host, lineage.key, elders, lineage.entry, options]})
     return Place(mine, size, kept(store), lineage, list(options))
 
 

@@ -25,12 +25,12 @@ import socket
 import struct
 import threading
 import time
-import weakref
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 from gpucoll.errors import BackendError
+from gpucoll.transport.process import PROCESS
 from gpucoll.version import __version__
 
 LENGTHS = struct.Struct("!II")  # the lengths of the JSON and of the bytes, in network order
@@ -45,9 +45,7 @@ Address = tuple[str, int]  # a host's name or number, and a TCP port
 Frame = tuple[dict[str, Any], bytes]
 Name = int | str  # of a process in a group: a rank, or an applicant's name
 log = logging.getLogger("gpucoll")
-# Guards the hubs and groups of this process; notified at every change. Reentrant.
-CHANGED = threading.Condition()
-SOCKETS = weakref.WeakSet[socket.socket]()  # all sockets made here: a fork's child closes them, see `forked`
+CHANGED = PROCESS.changed
 
 
 class StoreError(BackendError):
@@ -68,7 +66,7 @@ class Connection:
         self._sending = threading.Lock()  # frames of several threads must not interleave
         self.group: Peers | None = None  # at a hub: where the process at the other end belongs to, and its name there
         self.name: Name = 0
-        SOCKETS.add(connected)
+        PROCESS.sockets.add(connected)
 
     def send(self, head: dict[str, Any], body: bytes = b"", patience: float = -1.0) -> None:
         """Send a frame, a JSON object and bytes; any thread may call this.
@@ -262,6 +260,7 @@ class Peers:
     def broadcast(self, head: dict[str, Any]) -> None:
         """Send a frame to all members, but to those that are stopped in a longer frame."""
         with CHANGED:
+            # A stopped member may hold up a long answer for any time, and this lock must be free for the others.
             for connection in self.members.values():
                 with contextlib.suppress(OSError):
                     connection.send(head, patience=GRACE)
@@ -299,19 +298,16 @@ class Ranks(Peers):
             "start all ranks with the same version and number"
 
 
-APPLICANTS: dict[str, Peers] = {}  # the groups of applicants that this process lets in, by key, see `ports`
-
-
 class Hub:
-    """A port where processes come to `groups` and APPLICANTS, by the key in their greeting; a thread per connection."""
+    """A port where processes come to `groups` and as applicants, by the key in the greeting; a thread for each."""
 
     def __init__(self, groups: Mapping[str, Peers], listener: socket.socket, size: int = 1) -> None:
-        self._groups, self._size = ChainMap(dict(groups), APPLICANTS), size
+        self._groups, self._size = ChainMap(dict(groups), PROCESS.applicants), size
         self._unproved: dict[Connection, float] = {}  # greetings in progress, and their start times; the oldest first
         self._listener: socket.socket | None = listener
         self.port = 0 if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
         self._accepts = threading.Thread(target=self._accept, args=[listener], name="gpucoll hub", daemon=True)
-        SOCKETS.add(listener)
+        PROCESS.sockets.add(listener)
 
     def serve(self) -> None:
         """Let processes in from now on; do nothing if the hub does already."""
@@ -429,15 +425,3 @@ class Hub:
             if self._accepts.ident is not None:
                 self._accepts.join()
             listener.close()
-
-
-def forked() -> None:
-    """Close all sockets in the child of a fork: the connections must end with the parent."""
-    CHANGED.__init__()  # type: ignore[misc]  # another thread of the parent may have held the lock
-    # Without a shutdown: the parent goes on with the connections.
-    for one in [*SOCKETS]:
-        one.close()
-    APPLICANTS.clear()
-
-
-os.register_at_fork(after_in_child=forked)

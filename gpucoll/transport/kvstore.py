@@ -9,7 +9,6 @@ hosts by UCX; through the store only where neither serves (docs/guide/launching.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import hashlib
@@ -18,13 +17,12 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.progress.deadlines import deadline_of
 from gpucoll.transport.connections import POLL_INTERVAL, Address, Connection, Frame, Hub, Ranks, StoreError, connect
-from gpucoll.transport.rendezvous import becomes
+from gpucoll.transport.process import PROCESS
 
 # Seconds for the answer to a request. If rank 0 is stopped, the caller's own deadline and checks for dead ranks must
 # still run: a `get` then counts as "no such key", and all other requests as carried out. The store carries them out, in
@@ -41,6 +39,7 @@ class KeyStore:
     gone: Any = ()  # a collection of the ranks known to have ended without a goodbye
     host = ""  # the name or number of this host in the network of the ranks; "" if all ranks are on this host
     own = 0  # the number of the rank that holds the store, among all its ranks
+    worlds = 0  # the groups of all ranks of the store that this process has made: each needs its own keys
 
     def set(self, key: str, value: bytes) -> None:
         raise NotImplementedError
@@ -108,12 +107,10 @@ def listener_at(token: str, address: Address | None, *, exact: bool = False) -> 
     Where this host has no such address, the socket is bound to all addresses; or with `exact`, OSError.
     """
     if address is None:
-        listener = socket.socket(socket.AF_UNIX)
-        try:
+        with contextlib.ExitStack() as undo:
+            listener = undo.enter_context(socket.socket(socket.AF_UNIX))
             listener.bind(socket_name(token))
-        except OSError:
-            listener.close()
-            raise
+            undo.pop_all()
         return listener
     try:
         family, *_, found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
@@ -127,9 +124,9 @@ def listener_at(token: str, address: Address | None, *, exact: bool = False) -> 
     # by a name not yet known here.
     if exact or (error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror)):
         raise error
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", address[1]), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", address[1]))
+    has_both = socket.has_dualstack_ipv6()
+    return socket.create_server(("", address[1]), dualstack_ipv6=has_both,
+                                family=socket.AF_INET6 if has_both else socket.AF_INET)
 
 
 class StoreServer(Ranks, MemoryStore):
@@ -184,15 +181,15 @@ class StoreServer(Ranks, MemoryStore):
         return [int(rank) for rank in list(self.gone)]
 
     def close(self) -> None:
-        """Wait for the ranks still connected, by the least limit set, and shut the store."""
-        late = time.monotonic() + min(_patience)
+        """Wait for the ranks still connected, in a job with failures not for long, and shut the store."""
+        late = time.monotonic() + min(LINGER, max(PROCESS.limits, default=LINGER))
         while not self.is_left() and time.monotonic() < late:
-            for go_on in while_lingering:
-                go_on()
+            if PROCESS.ucx is not None:
+                PROCESS.ucx.progress()  # the last messages may not have left
         self.abandon()
 
     def abandon(self) -> None:
-        _open.pop(self, None)
+        PROCESS.stores.pop(self, None)
         self.end({"bye": True})  # none of the ranks takes the closed connection for the death of this one
         if self.hub is not None:
             self.hub.close()
@@ -210,21 +207,36 @@ class StoreClient(KeyStore):
         self.gone, self._numbers = list[int](), 0
         self._is_silent = False  # whether the last request has had no answer yet
         self._lock = threading.Lock()  # held from a request to its answer: one request at a time on the connection
-        own = str(connection.socket.getsockname()[0]) if host else ""
-        self.host = host if own == "::1" or own.startswith("127.") else own
+        mine = str(connection.socket.getsockname()[0]) if host else ""
+        self.host = host if mine == "::1" or mine.startswith("127.") else mine
 
     @classmethod
     def at(cls, address: Address | None, rank: int, size: int, token: str, timeout: float) -> StoreClient:
-        """Return the access of rank `rank` to the store of rank 0, waiting until that is open."""
+        """Return the access of rank `rank` to the store of rank 0, waiting until that is open.
+
+        Raises CollectiveTimeout after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout  # to connect and to be let in
-        connection = _connected(socket_name(token) if address is None else address, timeout)
-        try:
-            connection.join(rank, size, token, max(SILENT, deadline - time.monotonic()))
-        except TimeoutError:
-            raise CollectiveTimeout(f"init: rank 0 did not answer within {timeout:g} s", ranks=(0,)) from None
-        except (OSError, EOFError) as error:
-            raise _unreachable(error) from None
-        return cls(connection, timeout, "" if address is None else address[0])
+        place, where = (socket_name(token), "on this host") if address is None else (address, "")
+        # Poll: a socket of an abstract name gives no notice of its creation. A host may be unknown, or out of reach,
+        # until the job's network is complete.
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                connection = connect(place, max(POLL_INTERVAL, left))
+            except OSError as error:
+                where = f"at {address[0]}:{address[1]} ({error})" if address else where
+                time.sleep(POLL_INTERVAL)
+                continue
+            try:
+                connection.join(rank, size, token, max(SILENT, deadline - time.monotonic()))
+            except TimeoutError:
+                raise CollectiveTimeout(f"init: rank 0 did not answer within {timeout:g} s", ranks=(0,)) from None
+            except (OSError, EOFError) as error:
+                raise _unreachable(error) from None
+            return cls(connection, timeout, "" if address is None else address[0])
+        raise CollectiveTimeout(f"init: waited {timeout:g} s for the store of rank 0; was rank 0 "
+                                f"started {where}, with the same MASTER_ADDR and MASTER_PORT? For ranks of several "
+                                "hosts MASTER_ADDR is an address that all reach, not localhost", ranks=(0,))
 
     def _call(self, call: str, key: str, body: bytes = b"", patience: float = 0.0, **given: Any) -> Frame:
         """Send a request to the store and return the answer, empty if none comes within ANSWER seconds.
@@ -317,7 +329,7 @@ class StoreClient(KeyStore):
     retire = close
 
     def abandon(self) -> None:
-        _open.pop(self, None)
+        PROCESS.stores.pop(self, None)
         self._connection.hang_up()  # a request under way on another thread then fails
         with self._lock:
             self._connection.socket.close()
@@ -328,35 +340,7 @@ def _unreachable(error: Exception) -> StoreError:
     return StoreError(f"the process with the store of these ranks cannot be reached: {error!r}")
 
 
-def _connected(place: str | Address, timeout: float) -> Connection:
-    """Return a connection to rank 0, trying until rank 0 has opened the store; CollectiveTimeout at the deadline."""
-    found: list[Connection] = []
-    reason, deadline = "", time.monotonic() + timeout
-
-    def connects() -> bool:
-        nonlocal reason
-        # A host may be unknown, or out of reach, until the job's network is complete.
-        try:
-            found.append(connect(place, max(POLL_INTERVAL, deadline - time.monotonic())))
-        except OSError as error:
-            reason = f" ({error})"
-        return bool(found)
-
-    # Poll: a socket of an abstract name gives no notice of its creation.
-    if not becomes(connects, timeout, POLL_INTERVAL):
-        where = "on this host" if isinstance(place, str) else f"at {place[0]}:{place[1]}{reason}"
-        raise CollectiveTimeout(f"init: waited {timeout:g} s for the store of rank 0; was rank 0 "
-                                f"started {where}, with the same MASTER_ADDR and MASTER_PORT? For ranks of several "
-                                "hosts MASTER_ADDR is an address that all reach, not localhost", ranks=(0,))
-    return found[0]
-
-
 Hosted: TypeAlias = StoreServer | StoreClient  # a store that knows which ranks have ended, and which wait
-# By token and address, or by object; open as long as the process lives.
-_open: dict[object, Hosted] = {}
-os.register_at_fork(after_in_child=_open.clear)
-while_lingering: list[Callable[[], None]] = []  # called while rank 0 waits at exit
-_patience = [LINGER]  # limits on rank 0's wait at exit; the least counts
 
 
 def open_store(rank: int, size: int, token: str, timeout: float, address: Address | None = None) -> KeyStore:
@@ -364,29 +348,15 @@ def open_store(rank: int, size: int, token: str, timeout: float, address: Addres
 
     `address` is where rank 0 listens for ranks of several hosts; None: on this host.
     """
-    key = token, address
-    if key not in _open:
-        _open[key] = StoreClient.at(address, rank, size, token, timeout) if rank else \
+    key, stores = (token, address), PROCESS.stores
+    if key not in stores:
+        stores[key] = StoreClient.at(address, rank, size, token, timeout) if rank else \
             StoreServer.at(address, size, token)
-    return _open[key]
+    store: KeyStore = stores[key]
+    return store
 
 
 def kept(store: Hosted) -> KeyStore:
     """Return the store of a later group, closed at the end of the process."""
-    _open[store] = store
+    PROCESS.stores[store] = store
     return store
-
-
-def linger_at_most(seconds: float) -> None:
-    """Limit the wait of rank 0, at exit, for ranks still connected."""
-    _patience.append(seconds)
-
-
-def close_stores() -> None:
-    """Close all stores of this process; rank 0 waits for the ranks still connected, see `linger_at_most`."""
-    while _open:
-        _open.popitem()[1].close()
-
-
-# Runs after the communicators' last messages: exit handlers run in reverse order, and theirs is registered later.
-atexit.register(close_stores)

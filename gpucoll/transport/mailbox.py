@@ -1,8 +1,7 @@
 """Communication without MPI: objects and messages over a store, and messages between threads of one process.
 
 The store carries only small messages, when ranks meet and part, as JSON and bytes. Requests have the methods of
-mpi4py's requests. `Mailbox` is the table of unmatched sends and receives between threads. A `mark` is a name, in JSON,
-for a type that JSON lacks.
+mpi4py's requests. `Mailbox` is the table of unmatched sends and receives between threads.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import numpy
@@ -21,51 +20,32 @@ from gpucoll.errors import CollectiveTimeout, RankFailedError, UsageError
 from gpucoll.progress.deadlines import limited
 from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport.connections import StoreError
-from gpucoll.transport.farewell import NBYTES, Farewell
 from gpucoll.transport.kvstore import KeyStore
-from gpucoll.transport.tags import Tag
+from gpucoll.transport.tags import FAREWELL_BYTES, Tag
 
 # Seconds of one wait for another rank's key: between two waits, `allgather` checks for dead ranks and the deadline.
 WAIT = 0.05
 PARTING = 1.0  # seconds to send the message that this rank gives up
-# The types missing in JSON, each encoded as an object with a single key; dicts too, whose keys need not be strings.
-MARKS: dict[str, Callable[[Any], Any]] = {"bytes": bytes.fromhex, "tuple": tuple, "dict": dict}
+BYTES_IN_HEX = "bytes in hex"  # the one key of the object that stands for bytes, a type that JSON lacks
 
 
 def encode(value: Any) -> bytes:
-    """Return a value as JSON text: numbers, strings, None, lists, and by `MARKS` bytes, tuples and dicts.
+    """Return a value as JSON text: numbers, strings, None, lists, bytes, and dicts by strings; a tuple becomes a list.
 
     >>> decode(encode([1, ("a", b"b"), {"c": None}]))
-    [1, ('a', b'b'), {'c': None}]
+    [1, ['a', b'b'], {'c': None}]
     """
-    return json.dumps(_marked(value)).encode()
+    return json.dumps(value, default=lambda given: {BYTES_IN_HEX: given.hex()}).encode()
 
 
 def decode(text: bytes) -> Any:
     """Return the value encoded by `encode`; StoreError for any other text, and no code is ever executed."""
     # JSON and not `ast.literal_eval`: CPython 3.11's parser of literals shares state between threads.
     try:
-        return json.loads(text, object_hook=_unmarked)
+        return json.loads(text, object_hook=lambda given: bytes.fromhex(given[BYTES_IN_HEX])
+                          if given.keys() == {BYTES_IN_HEX} else given)
     except (ValueError, TypeError, RecursionError) as error:
         raise StoreError(f"another rank sent {text[:40]!r}, not written by gpucoll: {error}") from None
-
-
-def _marked(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return {"bytes": value.hex()}
-    if isinstance(value, dict):
-        return {"dict": [[_marked(one) for one in item] for item in value.items()]}
-    if isinstance(value, list | tuple):
-        items = [_marked(one) for one in value]
-        return items if isinstance(value, list) else {"tuple": items}
-    return value
-
-
-def _unmarked(given: dict[str, Any]) -> Any:
-    (mark, value), = given.items()
-    if mark not in MARKS:
-        raise ValueError(f"{mark!r} is no mark")
-    return MARKS[mark](value)
 
 
 class StoreRanks:
@@ -160,14 +140,14 @@ class StoreMessages:
                 return ProbeResult(rank, tag, len(found) - 1)
         return None
 
-    def farewells(self, others: Collection[int]) -> dict[int, Farewell]:
-        """Receive the farewells that have arrived from `others`."""
-        found, row = dict[int, Farewell](), numpy.zeros(NBYTES, numpy.uint8)
+    def farewells(self, others: Collection[int]) -> dict[int, Any]:
+        """Receive the farewells that have arrived from `others`, as rows of bytes."""
+        found = dict[int, Any]()
         # This is asked in every wait: one request to the store, and more only after a farewell.
         for other in others if self._store.get(f"{self._name}/left") is not None else ():
             if self.seen(other, Tag.FAREWELL) is not None:
-                self.Irecv([row, "B"], other, Tag.FAREWELL).Test()
-                found[other] = Farewell.decode(row)
+                found[other] = numpy.zeros(FAREWELL_BYTES, numpy.uint8)
+                self.Irecv([found[other], "B"], other, Tag.FAREWELL).Test()
         return found
 
     def _key(self, source: int, dest: int, tag: int, number: int) -> str:

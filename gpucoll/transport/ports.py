@@ -11,24 +11,13 @@ ending the connection.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import os
 import time
 from typing import Any
 
-from gpucoll.transport.connections import (
-    APPLICANTS,
-    CHANGED,
-    POLL_INTERVAL,
-    Address,
-    Connection,
-    Hub,
-    Name,
-    Peers,
-    connect,
-)
+from gpucoll.transport.connections import CHANGED, POLL_INTERVAL, Address, Connection, Hub, Name, Peers, connect
 from gpucoll.transport.kvstore import listener_at
+from gpucoll.transport.process import PROCESS
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096  # connections completed by the system before the port is served; the system has its own limit
@@ -63,7 +52,7 @@ def applicants(key: str, token: str, use: int = 0) -> Applicants:
     `use` is 1 for one more communicator with this key, in which this process takes part.
     """
     with CHANGED:
-        found = APPLICANTS.setdefault(key, Applicants(token))
+        found = PROCESS.applicants.setdefault(key, Applicants(token))
         assert isinstance(found, Applicants)
         found.token, found.uses = token, found.uses + use
         found.has_left &= not use
@@ -76,14 +65,14 @@ def release(key: str, *, leaves: bool) -> None:
     With `leaves` they learn that this process takes no part, now and later.
     """
     with CHANGED:
-        found = APPLICANTS.get(key)
+        found = PROCESS.applicants.get(key)
         if isinstance(found, Applicants):
             found.uses = max(0, found.uses - 1)
             found.has_left = leaves and not found.uses
             for name in [*found.members] if found.has_left else ():
                 found.notify(name, LEFT)
             if not found.uses and not leaves:
-                del APPLICANTS[key]
+                del PROCESS.applicants[key]
                 found.end()
 
 
@@ -97,13 +86,6 @@ class Port(Hub):
         self.address, self.users = (address[0], self.port), 0
 
 
-_ports: dict[str, Port] = {}  # of this process, by the name of the host
-# Addresses given by users where this process lets newcomers in; None is the port of a store.
-_held: dict[Address, Port | None] = {}
-for table in (_ports, _held):
-    os.register_at_fork(after_in_child=table.clear)
-
-
 def port(host: str, use: int = 0) -> Port:
     """Return the port of this process in the network where this host is named `host`; "" is this host alone.
 
@@ -111,14 +93,14 @@ def port(host: str, use: int = 0) -> Port:
     """
     name = host or LOOPBACK
     with CHANGED:
-        found = _ports.get(name) or _ports.setdefault(name, Port((name, 0)))
+        found = PROCESS.ports.get(name) or PROCESS.ports.setdefault(name, Port((name, 0)))
         found.users += use
         if is_last := use < 0 and found.users == 0:
-            del _ports[name]
+            del PROCESS.ports[name]
     if is_last:
         found.close()
-        if NEWCOMERS in APPLICANTS:  # they look for another port
-            APPLICANTS[NEWCOMERS].end()
+        if NEWCOMERS in PROCESS.applicants:  # they look for another port
+            PROCESS.applicants[NEWCOMERS].end()
     return found
 
 
@@ -128,21 +110,21 @@ def holds(address: Address, *, is_open: bool = False) -> bool:
     `is_open` tells that a store of this process has the port.
     """
     if is_open:
-        _held.setdefault(address, None)
-    if address not in _held:
+        PROCESS.held.setdefault(address, None)
+    if address not in PROCESS.held:
         try:
-            _held[address] = Port(address, exact=True)
+            PROCESS.held[address] = Port(address, exact=True)
         except OSError:  # the port belongs to another process, or the address to another host
             return False
-    if (taken := _held[address]) is not None:
+    if (taken := PROCESS.held[address]) is not None:
         taken.serve()
     return True
 
 
 def let_go(address: Address) -> None:
     """Close the port at an address given by users if this process has taken it over."""
-    if (taken := _held.get(address)) is not None:
-        del _held[address]
+    if (taken := PROCESS.held.get(address)) is not None:
+        del PROCESS.held[address]
         taken.close()
 
 
@@ -163,16 +145,3 @@ def apply(address: Address, key: str, name: Name, token: str, deadline: float, s
     except (OSError, EOFError):
         return None
     return connection
-
-
-def close_ports() -> None:
-    """Close all ports of this process; the process then counts as gone."""
-    for one in (*_ports.values(), *filter(None, _held.values())):
-        one.close()
-    for group in APPLICANTS.values():
-        group.end()
-    _ports.clear()
-    _held.clear()
-
-
-atexit.register(close_ports)

@@ -6,6 +6,7 @@ import enum
 
 BYTES = "B"  # mpi4py's name of MPI_UNSIGNED_CHAR
 MAX_MESSAGE = 1 << 30  # bytes: MPI counts elements with 31 bits, so longer arrays are sent in pieces
+FAREWELL_BYTES = 512  # of a farewell: a line of JSON with numbers, then the words
 TAGS = 1 << 15  # the number of tags that every MPI has: 0 to 32767
 # Over UCX: the first tag of messages sent by an engine without Python, and the number of tags of each engine. The
 # number of a call is added; see `Walker::tag`.
@@ -19,7 +20,7 @@ class Tag(enum.IntEnum):
     this call.
     """
 
-    FAREWELL = 0  # a rank leaves the communicator: see `gpucoll.transport.farewell`
+    FAREWELL = 0  # a rank leaves the communicator: see `gpucoll.health.farewell`
     HANDSHAKE = 2  # ranks agree on memory, devices, and ways to reach each other's memory
     COMPARISON = 3  # ranks compare their calls before data is sent
     PAIR = 4  # the first GPU message of two ranks

@@ -8,7 +8,6 @@ connections, as MPI and NCCL do not: use a network of trusted processes.
 
 from __future__ import annotations
 
-import atexit
 import collections
 import functools
 import importlib
@@ -23,16 +22,14 @@ from typing import Any
 import numpy
 
 from gpucoll.errors import BackendError
-from gpucoll.progress.operations import ProbeResult, keep_for_ever
-from gpucoll.transport.farewell import NBYTES, Farewell
-from gpucoll.transport.kvstore import while_lingering
+from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport.mailbox import are_compatible
-from gpucoll.transport.tags import TAGS, Tag
+from gpucoll.transport.process import PROCESS
+from gpucoll.transport.tags import FAREWELL_BYTES, TAGS, Tag
 
 # UCX's settings, unless the user has set them. The program's own handlers of signals stay, and so does this library's
 # report of a lost rank: UCX would print its own in addition.
 SETTINGS = {"UCX_ERROR_SIGNALS": "", "UCX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n"}
-LEAVES = 1.0  # seconds at exit for the last messages to leave
 RETRY = 1e-3  # seconds between two tries to agree on a number
 
 
@@ -56,40 +53,6 @@ def _path() -> Path:
                 Path("libucp.so.0"))
 
 
-_made: list[UcxProcess] = []  # of this process, with connections
-
-
-def _at_exit() -> None:
-    while _made:
-        _made.pop().close(LEAVES)
-
-
-_is_forked = False  # whether the parent has used UCX: UCX's threads are missing in the child
-
-
-def _after_fork() -> None:
-    global _is_forked
-    _is_forked = _is_forked or bool(_made)
-    # Never closed in the child: UCX would shut down the connections of the parent.
-    keep_for_ever([one.worker for one in _made])
-    _made.clear()
-
-
-def _progress() -> None:
-    """Move data: rank 0 waits for the others at exit, and its last messages may not have left."""
-    for one in _made:
-        one.worker.progress()
-
-
-while_lingering.append(_progress)
-
-
-os.register_at_fork(after_in_child=_after_fork)
-# Runs after the communicators' last messages, and after rank 0's wait for the others: exit handlers run in reverse
-# order, and theirs are registered later.
-atexit.register(_at_exit)
-
-
 class UcxProcess:
     """UCX's worker of this process."""
 
@@ -102,13 +65,12 @@ class UcxProcess:
         self._agreeing: list[str] = []
         self._taking = ""  # the name that this rank agrees on now
         self._lock = threading.Lock()  # guards `contexts`, `_agreeing` and `_taking`
-        if _is_forked:
+        if PROCESS.lost_ucx:
             self.reason = "the parent of this process has used UCX; start ranks by spawn"
         elif module is not None:
             try:
                 self.worker = module.Worker()
                 self.address = self.worker.address()
-                _made.append(self)
             except RuntimeError as error:  # UCX's settings fit no network of this host, for example
                 self.reason = str(error)
 
@@ -153,14 +115,14 @@ class UcxProcess:
 
     def close(self, patience: float) -> None:
         """Close all connections; the last messages leave before, within `patience` seconds."""
-        self.worker.close(patience)
-        if self in _made:
-            _made.remove(self)
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.close(patience)
 
-
-@functools.cache
-def _process(number: int) -> UcxProcess:
-    return UcxProcess()
+    def progress(self) -> None:
+        """Move data."""
+        if self.worker is not None:
+            self.worker.progress()
 
 
 def messages(ranks: Any, name: str) -> tuple[UcxMessages, UcxMessages] | dict[int, str]:
@@ -168,7 +130,7 @@ def messages(ranks: Any, name: str) -> tuple[UcxMessages, UcxMessages] | dict[in
 
     A collective call of `ranks`, a `mailbox.StoreRanks`; `name` is the communicator's, the same on all ranks.
     """
-    here = _process(os.getpid())
+    here = PROCESS.ucx = PROCESS.ucx or UcxProcess()
     everyone = ranks.allgather((here.address, here.reason))
     lacking = {rank: reason for rank, (address, reason) in enumerate(everyone) if not address}
     if lacking:
@@ -266,15 +228,16 @@ class UcxMessages:
         its_tag, nbytes, _ = found
         return ProbeResult(its_tag >> self._source_shift & self._sources, its_tag & self._tags, nbytes)
 
-    def farewells(self, others: Collection[int]) -> dict[int, Farewell]:
-        """Receive the farewells that have arrived from `others`; return the last one of each rank."""
-        found, row = dict[int, Farewell](), numpy.zeros(NBYTES, numpy.uint8)
+    def farewells(self, others: Collection[int]) -> dict[int, Any]:
+        """Receive the farewells that have arrived from `others`; return the last one of each rank as a row of bytes."""
+        found = dict[int, Any]()
         while (seen := self._worker.probe(self._tag(0, Tag.FAREWELL), self._any_source, True)) is not None:
             its_tag, _, message = seen
+            row = numpy.zeros(FAREWELL_BYTES, numpy.uint8)
             request = self._worker.take(message, row)
             while not request.Test():  # short: the message has arrived
                 pass
-            found[its_tag >> self._source_shift & self._sources] = Farewell.decode(row)
+            found[its_tag >> self._source_shift & self._sources] = row
         return {rank: one for rank, one in found.items() if rank in others}
 
     def _tag(self, source: int, tag: int) -> int:

@@ -23,17 +23,14 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from gpucoll.transport.process import PROCESS
 from gpucoll.transport.rendezvous import becomes
 from harness.pace import Patience
 
 GRACE = 2.0  # seconds for threads and children already asked to end
-# Tables of the library kept for the life of a process: caches, the time allowed for the end after a failure, and the
-# groups of failed communicators.
+# Tables of the library kept for the life of a process.
 CACHES = {
-    "gpucoll.transport.connections.APPLICANTS", "gpucoll.transport.ports.APPLICANTS", "gpucoll.communicator._world",
-    "gpucoll.transport.ports._held", "gpucoll.launch.bootstrap.finalize_within", "gpucoll.transport.kvstore._patience",
-    "gpucoll.communicator.lifecycle.finalize_within", "gpucoll.communicator.process_end.finalize_within",
-    "gpucoll.algorithms._PHASES", "gpucoll.launch.bootstrap._process", "gpucoll.device.cuda._functions",
+    "gpucoll.communicator._world", "gpucoll.algorithms._PHASES", "gpucoll.device.cuda._functions",
     "gpucoll.device.nvrtc._libraries", "gpucoll.health.processes._descriptors",
     "gpucoll.device.packages._given", "gpucoll.device.nccl._dropped",
 }
@@ -147,7 +144,8 @@ def loaded():
 def containers(count):
     """Return the tables of the library's modules, by full name."""
     return {f"{name}.{inner}": value for name, module in loaded().items() for inner, value in vars(module).items()
-            if type(value) in (dict, list, set) and not inner.startswith("__") and f"{name}.{inner}" not in CACHES}
+            if type(value) in (dict, list, set) and not inner.startswith("__") and f"{name}.{inner}" not in CACHES} \
+        | {f"PROCESS.{name}": vars(PROCESS)[name] for name in ("ports", "stores")}
 
 
 def tables():

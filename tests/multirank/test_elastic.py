@@ -37,9 +37,9 @@ def test_survivors_go_on(group, dies):
 MEETS = """
 import socket
 from gpucoll.communicator.links import StoreLink
-from gpucoll.transport import ports
+from gpucoll.transport.process import PROCESS
 comm, meets = world(), StoreLink.regrouped
-(port,) = ports._ports.values()
+(port,) = PROCESS.ports.values()
 def regrouped(*given, **more):
     socket.create_connection(port.address, timeout).close()  # as a newcomer does at this moment
     return meets(*given, **more)

@@ -20,7 +20,7 @@ if first.rank == 1:
         raise [RuntimeError, KeyboardInterrupt][step == "life.stop_watches"]("a broken step")
     life = comms[0]._core.life
     owners = {"drain_all": end, "host": life.host, "life": life,
-              "processes": life.link.processes, "close_stores": end.kvstore, "close_ports": end.ports}
+              "processes": life.link.processes, "close_stores": end.PROCESS, "close_ports": end.PROCESS}
     owner, _, method = step.partition(" ")[0].partition(".")
     setattr(owners[owner], method or owner, breaks)
     sys.exit(0)

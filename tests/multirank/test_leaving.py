@@ -14,7 +14,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.transport.farewell import Farewell, Sent, Why, by_mpi
+from gpucoll.health.farewell import Farewell, Sent, Why, by_mpi
 from gpucoll.transport.rendezvous import becomes
 from harness import jobs
 from harness.grids import sampled

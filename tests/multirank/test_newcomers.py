@@ -146,12 +146,12 @@ import sys
 import numpy
 from mpi4py import MPI
 import gpucoll as gc
-from gpucoll.transport import kvstore
+from gpucoll.transport.process import PROCESS
 
 def tells(name, call):
-    return lambda: (print(f"{name} {MPI.COMM_WORLD.rank}\\n", end="", flush=True), call())
+    return lambda: (MPI.Is_finalized() or print(f"{name} {MPI.COMM_WORLD.rank}\\n", end="", flush=True), call())
 
-kvstore.close_stores = tells("store", kvstore.close_stores)
+PROCESS.close_stores = tells("store", PROCESS.close_stores)
 MPI.Finalize = tells("MPI", MPI.Finalize)
 MPI.COMM_WORLD.Barrier()  # ranks start seconds apart on a busy machine
 comm = gc.init(timeout=float(sys.argv[1]))

@@ -76,9 +76,10 @@ CONTEXTS = """
 import os, numpy, gpucoll as gc
 from types import SimpleNamespace
 from gpucoll.transport import ucx
+from gpucoll.transport.process import PROCESS
 ranks = SimpleNamespace(rank=0, size=1, allgather=lambda value: [value])
-process, most = ucx._process(os.getpid()), 1 << ucx.library()[0].CONTEXT_BITS
-process.contexts = most - 2
+process, most = ucx.UcxProcess(), 1 << ucx.library()[0].CONTEXT_BITS
+PROCESS.ucx, process.contexts = process, most - 2
 carriers = [one for number in range(2) for one in ucx.messages(ranks, str(number))]
 rows = [numpy.zeros(1, numpy.uint8) for _ in carriers]
 requests = [one.Irecv([row, "B"], 0, 32767) for one, row in zip(carriers, rows)]

@@ -14,8 +14,8 @@ from gpucoll.core.signature import LastCall
 from gpucoll.executors.engine import failures
 from gpucoll.executors.engine.tables import FAILURE
 from gpucoll.health import guard, processes
+from gpucoll.health.farewell import Farewell, Why
 from gpucoll.health.processes import Processes
-from gpucoll.transport.farewell import Farewell, Why
 from harness.thread_ranks import all_on_threads
 
 NEVER = 1e6  # seconds: a test waiting so long would be stopped

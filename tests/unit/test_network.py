@@ -11,14 +11,12 @@ from gpucoll.communicator import elastic
 from gpucoll.errors import RankFailedError
 from gpucoll.health import remote
 from gpucoll.health.remote import Watch, client_at, reachable
-from gpucoll.transport import connections
 from gpucoll.transport.connections import Connection, Hub
-from gpucoll.transport.kvstore import MemoryStore, StoreClient, StoreServer
+from gpucoll.transport.kvstore import StoreClient, StoreServer
 from gpucoll.transport.mailbox import StoreRanks
 from harness.pace import seconds
 from harness.watch_threads import Ranks, becomes, made
-
-TOKEN = "0123456789abcdef"
+from unit.test_connections import TOKEN, listening
 
 
 @pytest.fixture
@@ -79,23 +77,13 @@ def test_a_part_counts_its_own_ranks(monkeypatch):
     watches = [Watch(one, (0, 1, 1), one._store, "part") for one in ranks]
     job[1].abandon()
     assert becomes(lambda: job[0].news() == [1])
-
-    def get(key, wait=0.0):
-        # Where the values are missing, `allgather` looks for the ranks that have ended, and then for the values again.
-        if (found := MemoryStore.get(job[0], key)) is None:
-            job[numbers[int(key[-1])]].set(key, key[-1].encode())
-        return found
-
-    monkeypatch.setattr(job[0], "get", get)
-    assert ranks[2].allgather(2) == [0, 1, 2]
+    ranks[2]._read(["0"], time.monotonic() + 0.5)  # rank 1 of the part has not ended
     assert [watch.gone() for watch in watches] == [[]] * 3
     watches[0].report(5)
     assert grows_to({0: 5}, watches[2].heard)
     assert [watch.silent(5) for watch in watches] == [{1, 2}, {2}, {1}]
     job[3].abandon()
     assert all(grows_to([1], watches[rank].gone) for rank in (0, 2))
-    ranks[2]._calls = 7
-    monkeypatch.undo()
     with pytest.raises(RankFailedError, match="rank 1 ended") as error:
         ranks[2]._read(["0"], time.monotonic() + seconds(60))
     assert error.value.ranks == (1,)
@@ -107,27 +95,17 @@ def test_a_part_counts_its_own_ranks(monkeypatch):
         one.abandon()
 
 
-def listening(size):
-    """Return ranks known by the token alone, and the port of their hub."""
-    ranks = connections.Ranks(size, TOKEN)
-    hub = ranks.hub = Hub({"": ranks}, socket.create_server(("127.0.0.1", 0)), size)
-    hub.serve()
-    return ranks, hub.port
-
-
 def test_a_hub_that_does_not_know_the_token_is_no_hub():
-    ranks, port = listening(2)
-    assert client_at(("127.0.0.1", port), 1, 2, "another", seconds(60)) is None
-    client = client_at(("127.0.0.1", port), 1, 2, TOKEN, seconds(60))
-    assert client_at(("127.0.0.1", port), 1, 2, TOKEN, seconds(60)) is None  # rank 1 is connected already
-    client.close()
-    ranks.end()
-    ranks.hub.close()
+    with listening(2) as (ranks, _):
+        place = ("127.0.0.1", ranks.hub.port), 1, 2
+        assert client_at(*place, "another", seconds(60)) is None
+        client = client_at(*place, TOKEN, seconds(60))
+        assert client_at(*place, TOKEN, seconds(60)) is None  # rank 1 is connected already
+        client.close()
 
 
 def test_a_rank_whose_place_strangers_take_comes_again(monkeypatch):
     """The first greetings of a rank end without an answer, as in a flood of connections; the rank tries again."""
-    ranks, port = listening(2)
     joined, tries = Connection.join, []
 
     def join(connection, *given):
@@ -137,10 +115,9 @@ def test_a_rank_whose_place_strangers_take_comes_again(monkeypatch):
         return joined(connection, *given)
 
     monkeypatch.setattr(Connection, "join", join)
-    client_at(("127.0.0.1", port), 1, 2, TOKEN, seconds(60)).close()
-    assert len(tries) == 3
-    ranks.end()
-    ranks.hub.close()
+    with listening(2) as (ranks, _):
+        client_at(("127.0.0.1", ranks.hub.port), 1, 2, TOKEN, seconds(60)).close()
+        assert len(tries) == 3
 
 
 def test_rank_0_listens_where_it_says_until_all_have_come(monkeypatch):
@@ -148,16 +125,8 @@ def test_rank_0_listens_where_it_says_until_all_have_come(monkeypatch):
     monkeypatch.setattr(remote, "CONNECT", seconds(60))
     serve, connects, bound, told = Hub.serve, client_at, [], []
 
-    def noted(hub):
-        bound.append(hub._listener.getsockname())
-        serve(hub)
-
-    def heard(address, *given):
-        told.append(address)
-        return connects(address, *given)
-
-    monkeypatch.setattr(Hub, "serve", noted)
-    monkeypatch.setattr(remote, "client_at", heard)
+    monkeypatch.setattr(Hub, "serve", lambda hub: bound.append(hub._listener.getsockname()) or serve(hub))
+    monkeypatch.setattr(remote, "client_at", lambda address, *given: told.append(address) or connects(address, *given))
     with made(Ranks(3), (0, 1, 2)) as watches:
         assert [address for address, _ in bound] == ["127.0.0.2"]
         assert told == bound * 2

@@ -6,7 +6,8 @@ import pytest
 
 from gpucoll.launch import regroup
 from gpucoll.transport import kvstore, ports
-from gpucoll.transport.connections import APPLICANTS, CHANGED, StoreError, digest
+from gpucoll.transport.connections import CHANGED, StoreError, digest
+from gpucoll.transport.process import PROCESS
 from gpucoll.transport.rendezvous import becomes
 from harness.pace import seconds
 
@@ -21,7 +22,7 @@ def port():
     yield port
     port.close()
     assert becomes(lambda: not applicants.members, seconds(60))
-    APPLICANTS.pop(KEY, None)
+    PROCESS.applicants.pop(KEY, None)
 
 
 def applicant(port, name, key=KEY, token=TOKEN):
@@ -34,13 +35,13 @@ def heard(connection):
 
 def names():
     with CHANGED:  # whoever has been welcomed is among them
-        return [*APPLICANTS[KEY].members]
+        return [*PROCESS.applicants[KEY].members]
 
 
 def test_the_connection_of_an_applicant_becomes_the_one_to_a_store(port):
     first, second = applicant(port, "first"), applicant(port, "second")
     assert names() == ["first", "second"]
-    store, came = kvstore.StoreServer(3, own=1), [*APPLICANTS[KEY].members.values()]
+    store, came = kvstore.StoreServer(3, own=1), [*PROCESS.applicants[KEY].members.values()]
     store.take(came[0], 0)
     client = kvstore.StoreClient(first, seconds(60))
     client.set("key", b"1" * 1000)
@@ -86,7 +87,7 @@ def test_a_newcomer_computes_the_token_of_the_ranks(port, proofs, token):
     offers = [[["127.0.0.1", 1], False, name, one] for name, one in zip("ab", proofs, strict=True)]
     ranks = regroup.membership(0, offers, regroup.Lineage("of the ranks", "secret"), "").lineage
     assert (ranks.token, bool(regroup.proves(ranks))) == (digest(token, "a"), token == "secret")
-    told = {"rank": 2, "size": 3, "host": "", "key": "a", "elders": [0, 1], "entry": None, "options": []}
+    told = {"place": [2, 3, 0, "", "a", [0, 1], None, []]}
     connection = applicant(port, "name")
     ports.applicants(KEY, TOKEN).notify("name", told)
     place = regroup._place_of(connection, regroup.Lineage(secret="secret"), time.monotonic() + seconds(60), 1)
@@ -94,4 +95,4 @@ def test_a_newcomer_computes_the_token_of_the_ranks(port, proofs, token):
     assert (place.lineage.token == ranks.token) == (token == "secret")
     place.store.abandon()
     ports.release("a", leaves=False)
-    del APPLICANTS[ports.NEWCOMERS]
+    del PROCESS.applicants[ports.NEWCOMERS]

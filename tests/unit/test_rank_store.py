@@ -1,6 +1,5 @@
 """The store for ranks to meet without MPI: strangers, garbage and doubles are refused, nothing is unpickled."""
 
-import os
 import pickle
 import secrets
 import socket
@@ -102,9 +101,7 @@ def test_a_silent_store_is_asked_once(silent, monkeypatch):
 
 
 def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):
-    heard = []
-    call = {"call": "delete", "key": ""}, b""
-
+    heard, call = [], ({"call": "delete", "key": ""}, b"")
     monkeypatch.setattr(Hub, "serve", lambda hub: heard.append(hub._groups[""].answer(1, call)) or hub.close())
     kvstore.StoreServer.at(None, 3, token)
     assert heard == [({"number": None, "gone": []}, b"")]
@@ -147,16 +144,11 @@ def test_one_rank_of_a_number_and_one_rank_0(server, token):
     with_it.close()
 
 
-class Trap:
-    def __reduce__(self):
-        return os._exit, (3,)
-
-
 def test_what_ranks_tell_is_json_and_nothing_is_run():
-    told = [1.5, None, ("a", b"\xff"), {"key": [True]}, ()]
+    told = [1.5, None, ["a", b"\xff"], {"key": [True], "tuple": 1}, []]
     assert decode(encode(told)) == told
-    for garbage in (pickle.dumps(Trap()), b"", b"__import__('os')._exit(3)", b"Trap()", b"1 +", b"\0", b"[" * 100_000,
-                    b'{"bytes": "?"}', b'{"tuple": 1}', b'{"a": 1, "b": 2}', b'{"system": []}', b'{"dict": [[{}, 1]]}'):
+    for garbage in (pickle.dumps(1.5), b"", b"__import__('os')._exit(3)", b"Trap()", b"1 +", b"\0", b"[" * 100_000,
+                    b'{"bytes in hex": "?"}', b'{"bytes in hex": 1}'):
         with pytest.raises(gc.BackendError, match="not written by gpucoll"):
             decode(garbage)
 

@@ -64,8 +64,8 @@ def test_a_rank_that_a_signal_takes_out_of_the_first_meeting_is_named(monkeypatc
     mpi = types.SimpleNamespace(Query_thread=lambda: 0, THREAD_MULTIPLE=3, ANY_SOURCE=-1, Status=object)
     monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=mpi))
     monkeypatch.setattr(bootstrap.RollCall, "missing", lambda roll: (1,))
-    for name, value in (("end_together", lambda: None), ("finalize_within", [])):
-        monkeypatch.setattr(bootstrap, name, value)
+    monkeypatch.setattr(bootstrap, "end_together", lambda: None)
+    monkeypatch.setattr(bootstrap.PROCESS, "limits", [])
     barriers = iter([lambda: True, lambda: False])
     comm = types.SimpleNamespace(size=2, rank=0, Iprobe=lambda *_: False,
                                  Ibarrier=lambda: types.SimpleNamespace(Test=next(barriers)))

@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll.progress.operations import keep_for_ever
-from gpucoll.transport.tags import BYTES, Tag
+from gpucoll.transport.tags import BYTES, FAREWELL_BYTES, Tag
 
 CULPRITS = 8  # at most, in a farewell
-NBYTES = 512  # of a farewell: a line of JSON with numbers, then the words
 
 
 class Why(enum.IntEnum):
@@ -53,7 +52,7 @@ class Farewell(NamedTuple):
     def encode(self) -> Any:
         """Return the message, a row of uint8; words that are too long lose their end."""
         numbers = json.dumps([self.why, self.culprits[:CULPRITS], *self[2:5], self.meeting], default=int)
-        text = f"{numbers}\n{self.words}".encode()[:NBYTES].ljust(NBYTES, b"\0")
+        text = f"{numbers}\n{self.words}".encode()[:FAREWELL_BYTES].ljust(FAREWELL_BYTES, b"\0")
         return numpy.frombuffer(text, numpy.uint8).copy()
 
     @classmethod
@@ -98,7 +97,7 @@ def by_mpi(comm: Any) -> dict[int, Farewell]:
     """Receive the farewells that have arrived over an mpi4py communicator; return the last one of each rank."""
     from mpi4py import MPI
 
-    found, status, row = dict[int, Farewell](), MPI.Status(), numpy.zeros(NBYTES, numpy.uint8)
+    found, status, row = dict[int, Farewell](), MPI.Status(), numpy.zeros(FAREWELL_BYTES, numpy.uint8)
     # A matched probe: of two threads that look at once, one would wait for ever for a farewell received by the other.
     while (message := comm.Improbe(MPI.ANY_SOURCE, Tag.FAREWELL, status)) is not None:
         message.Recv([row, BYTES])
