@@ -1,12 +1,17 @@
 """Threads watching each other by `gpucoll.health.remote`, as ranks of several hosts do."""
 
 import contextlib
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from gpucoll.health.remote import Watch
-from gpucoll.transport import rendezvous
+from gpucoll.transport import connections, rendezvous
+from gpucoll.transport.connections import Hub
 from harness.pace import seconds
+from unit.strangers import connected_to
+
+TOKEN = "0123456789abcdef"
 
 
 class Ranks:
@@ -40,6 +45,20 @@ def made(ranks, nodes=(0, 0, 1, 1)):
     yield watches
     for watch in reversed(watches):
         watch.close()
+
+
+@contextlib.contextmanager
+def listening(size=3, answer=lambda rank, frame: None, listener=None):
+    """Yield ranks with their hub, and a function connecting to the hub."""
+    ranks = connections.Ranks(size, TOKEN)
+    ranks.answer = answer
+    hub = ranks.hub = Hub({"": ranks}, listener or socket.create_server(("127.0.0.1", 0)), size)
+    hub.serve()
+    try:
+        yield ranks, connected_to(socket.AF_INET, ("127.0.0.1", hub.port))
+    finally:
+        ranks.end()
+        hub.close()
 
 
 def becomes(done):

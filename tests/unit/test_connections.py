@@ -16,10 +16,9 @@ from gpucoll.health import remote
 from gpucoll.transport import connections, kvstore
 from gpucoll.transport.connections import LENGTHS, STRANGERS, Connection, Hub, StoreError, proof
 from harness.pace import seconds
-from harness.watch_threads import Ranks, becomes, made
+from harness.watch_threads import TOKEN, Ranks, becomes, listening, made
 from unit.strangers import attack, connected_to
 
-TOKEN = "0123456789abcdef"
 NONCES = "0" * 32, "1" * 32
 GREETING = {"group": "", "name": 1, "size": 3, "version": gc.__version__, "nonce": NONCES[1], "proof": "0" * 64}
 
@@ -34,20 +33,6 @@ def uncaught(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", found.append)
     yield found
     assert found == []
-
-
-@contextlib.contextmanager
-def listening(size=3, answer=lambda rank, frame: None, listener=None):
-    """Yield ranks with their hub, and a function connecting to the hub."""
-    ranks = connections.Ranks(size, TOKEN)
-    ranks.answer = answer
-    hub = ranks.hub = Hub({"": ranks}, listener or socket.create_server(("127.0.0.1", 0)), size)
-    hub.serve()
-    try:
-        yield ranks, connected_to(socket.AF_INET, ("127.0.0.1", hub.port))
-    finally:
-        ranks.end()
-        hub.close()
 
 
 def comes(connect, rank=1, size=3):

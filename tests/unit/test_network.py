@@ -15,8 +15,7 @@ from gpucoll.transport.connections import Connection, Hub
 from gpucoll.transport.kvstore import StoreClient, StoreServer
 from gpucoll.transport.mailbox import StoreRanks
 from harness.pace import seconds
-from harness.watch_threads import Ranks, becomes, made
-from unit.test_connections import TOKEN, listening
+from harness.watch_threads import TOKEN, Ranks, becomes, listening, made
 
 
 @pytest.fixture
