@@ -139,7 +139,7 @@ class Copier:
 
 
 Slab: TypeAlias = Any  # a Segment, or GPU memory with the same start, nbytes, key and close()
-Uses: TypeAlias = Any  # see `gpucoll.executors.peer.ipc.StreamUses`; None on the host
+Uses: TypeAlias = Any  # see `gpucoll.device.cuda.StreamUses`; None on the host
 
 
 class Extent(NamedTuple):

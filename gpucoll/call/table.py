@@ -28,7 +28,6 @@ from gpucoll.arrays import (
     Prepared,
     RankInfo,
     Space,
-    address,
     check_op,
     on_gpu,
     prepare,
@@ -40,7 +39,7 @@ from gpucoll.call.compile import compile_request
 from gpucoll.core.collectives import COLLECTIVES, Collective
 from gpucoll.core.dtypes import is_whole
 from gpucoll.core.ops import NOT_IN, OPS, Op, Order, op_of
-from gpucoll.device.streams import Output
+from gpucoll.device.launch import DeviceRow, Output, output_of
 from gpucoll.errors import REFUSALS, ArgumentError, BackendError, CollectiveTimeout, UsageError
 from gpucoll.executors import Call, CallRequest, Launcher, ReadyCall
 from gpucoll.health.flight import TIMED, kind_of
@@ -58,34 +57,6 @@ class CallOptions(NamedTuple):
     algorithm: str = "auto"
     async_op: bool = False
     stream: Any = None
-
-
-class DeviceRow:
-    """A row of device memory in the form for executors: address, elements, bytes, dtype."""
-
-    __slots__ = ("data", "dtype", "nbytes", "ptr", "size")
-
-    def __init__(self, row: Any) -> None:
-        self.ptr, self.size, self.nbytes, self.dtype = address(row), row.size, row.nbytes, row.dtype
-        self.data = self  # CuPy's arrays have their address in `data.ptr`
-
-
-def output_of(request: CallRequest, result: Any, row: Any) -> Output | None:
-    """Return the result of a call on a GPU for the watchdog; None if the result cannot be NaN or must stay.
-
-    The watchdog fills incomplete results with NaN. The result must be formed in the memory of the user's array. A weak
-    reference to the array tells whether the memory is still in use; CuPy's memory objects allow no such reference. The
-    root of a broadcast keeps its own data.
-    """
-    given = request.collective == "broadcast" and request.has_input
-    if row is None or request.dtype.kind not in ("float", "complex") or given or not row.nbytes:
-        return None
-    array = result[0] if isinstance(result, list) and result else result
-    base = getattr(array, "base", None)
-    try:
-        return Output(weakref.ref(array if base is None else base), address(row), row.nbytes)
-    except TypeError:  # another library's array
-        return None
 
 
 def not_known(*_: Any) -> Any:
@@ -448,9 +419,10 @@ class Calls:
             output, launch = known.output, known.launch
         keep = None if stream is None or gpu.device.is_current(on) else (x, result)
         # The short way: enqueue at once, if the stream needs no preparation and no other call is queued.
-        if launch is not None and gpu.device.is_open(on):
+        if launch is not None and (not gpu.device.asynchronous or gpu.device.is_open(on)):
             try:
-                is_made = self._waits.at_once(gpu.order.enqueue, request.collective, launch, on, output, keep)
+                is_made = self.complete(gpu.device, launch, on, request) if not gpu.device.asynchronous else \
+                    self._waits.at_once(gpu.order.enqueue, request.collective, launch, on, output, keep)
             except BaseException:
                 keep_for_ever((x, result))  # the kernel may have been enqueued
                 raise
@@ -468,6 +440,15 @@ class Calls:
         if known.rows is not None and known.launch is None and call.is_whole:
             known.launch = call.launcher(ready.source, ready.target)
         return result
+
+    def complete(self, device: Any, launch: Any, on: Any, request: CallRequest) -> bool:
+        """Carry out a repeated call on the emulated device to its end; the order of streams needs no note then."""
+        began = time.monotonic_ns()
+        self._waits.run(device.carried_out(launch, on), request.collective)
+        sums = self._core.record.python[kind_of(request)]
+        self._core.record.enqueued(sums, request.nbytes)
+        sums[4] += 1e-9 * (time.monotonic_ns() - began)  # nothing compares the call: all its time moves data
+        return True
 
     @reports_refusals
     def barrier(self, options: CallOptions, cache_key: Key) -> Any:
@@ -494,10 +475,6 @@ class Calls:
         self.fast_path = not_known
         if self.engine is not None:
             self.engine.close()
-
-    def bound(self) -> list[KnownCall]:
-        """Return the known calls bound to addresses of GPU arrays."""
-        return [one for one in self._known.values() if one.rows is not None]
 
     def drop(self, device: str, calls: object) -> None:
         """Let go of calls once no kernel reads their memory; also called by finalizers, in any thread."""
@@ -542,23 +519,33 @@ def same_call(core: Core, known: KnownCall, stream: Any, x: Any, out: Any) -> Ca
     """Return a function that repeats a call on a GPU on the same two arrays, in the same current stream.
 
     It looks nothing up: arrays, stream and device are compared with those of the call before. It returns the result;
-    or NotImplemented, with nothing done, if anything has changed.
+    or NotImplemented, with nothing done, if anything has changed. On the emulated device the call has ended then.
     """
     gpu = core.gpus[known.call.request.device]
     owners = weakref.ref(x), (lambda: None) if out is None else weakref.ref(out)
     (same_x, same_out), waits, has_ended = owners, core.waits, core.link.has_ended
-    current, is_open, at_once = gpu.device.current_stream, gpu.device.is_open, core.waits.at_once
-    enqueue, name = gpu.order.enqueue, known.call.request.collective
+    current, at_once, device, ordinal = gpu.device.current_stream, waits.at_once, gpu.device.active, gpu.device.ordinal
+    enqueue, request, has_output = gpu.order.enqueue, known.call.request, known.call.request.has_output
 
     def repeat(x: Any, out: Any) -> Any:
         if same_x() is not x or same_out() is not out or current() is not stream or waits.ended is not None \
-                or has_ended() or not is_open(stream):
+                or has_ended() or device() != ordinal or stream.is_capturing():
             return NotImplemented
         try:
-            is_made = at_once(enqueue, name, known.launch, stream, known.output)
+            is_made = at_once(enqueue, request.collective, known.launch, stream, known.output)
         except BaseException:
             keep_for_ever((x, out))  # the kernel may have been enqueued
             raise
-        return NotImplemented if not is_made else x if out is None and known.call.request.has_output else out
+        return NotImplemented if not is_made else x if out is None and has_output else out
 
-    return repeat
+    def complete(x: Any, out: Any) -> Any:
+        if same_x() is not x or same_out() is not out or waits.failure or waits.ended or has_ended():
+            return NotImplemented
+        try:
+            core.calls.complete(gpu.device, known.launch, stream, request)
+        except BaseException:
+            keep_for_ever((x, out))
+            raise
+        return x if out is None and has_output else out
+
+    return repeat if gpu.device.asynchronous else complete

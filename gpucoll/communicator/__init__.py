@@ -3,7 +3,7 @@
     methods        the public class; its methods delegate to the parts below
     overloads      types of the methods
     core           what calls run on: the link, GPUs and streams; `gpucoll.call` has the calls
-    gpu            executors and streams of a GPU; gpu_meeting: made by all ranks together, at the first call
+    gpu            executors and streams of a GPU, made by all ranks together, at the first call
     lifecycle      guards, refusals, aborts; the end at exit or in a fork's child
     leaving        the end by `close`, compared with the calls of the other ranks
     metadata       host messages: shapes and errors exchanged before data is sent

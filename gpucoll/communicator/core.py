@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from gpucoll.algorithms import registry
 from gpucoll.arrays import HOST, Space, is_borrowed, on_gpu, torch_stream
 from gpucoll.call.table import Calls
-from gpucoll.communicator.gpu import Gpu
-from gpucoll.communicator.gpu_meeting import FIRST, make_gpu, offered
+from gpucoll.communicator.gpu import FIRST, Gpu, make_gpu, offered
 from gpucoll.communicator.lifecycle import Lifecycle
 from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.communicator.transports import Transport

@@ -8,15 +8,13 @@ this by ``nccl={"windows": True}``. Source: NCCL's documentation, "User Buffer R
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
-from gpucoll.arrays.segments import Heap, Slab
+from gpucoll.arrays.segments import Slab
+from gpucoll.device.launch import StreamOrder
 from gpucoll.device.nccl import WINDOWS_SINCE, Nccl, allocate, free, version
-from gpucoll.device.streams import StreamOrder
 from gpucoll.errors import BackendError
-from gpucoll.executors.peer.ipc import CudaSlab, StreamUses
 
 
 class Windows:
@@ -27,8 +25,7 @@ class Windows:
             raise BackendError(f"nccl: windows: NCCL {version()} has none, NCCL {WINDOWS_SINCE} has", code="GC-NCCL")
         self._nccl = nccl
         self._slab: Slab = None  # the newest slab, not yet a window
-        make = functools.partial(CudaSlab, device, malloc=allocate, free=free)
-        self.heap = Heap(nccl.size, make, device.array_on, StreamUses(device, order))
+        self.heap = device.new_heap(nccl.size, order, allocate, free)
 
     def export(self, slab: Slab) -> list[int]:
         """Return the key of a new slab; `reach` makes the slab a window once every rank has one."""

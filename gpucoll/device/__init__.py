@@ -1,15 +1,12 @@
 """The device layer: compiled kernels and their launches, device memory, streams.
 
     sources     the source text of each kernel instance, made from kernels/device
-    nvrtc gxx   the two compilers; store: the cache of compiled kernels; command: `gpucoll kernels`
-    launch      arguments and grids of the kernels
-    peer        layout of the memory shared by the ranks of a node, and arguments of the peer kernels
-    gpus        the assignment of GPUs to ranks; nvlink: the links between these GPUs
-    cuda        a GPU, through CuPy
-    streams     scratch memory, and the order of a communicator's operations
-    nccl        one rank's NCCL communicator
+    nvrtc       NVIDIA's compiler; store: g++, and the cache of compiled kernels; command: `gpucoll kernels`
+    launch      work on streams: kernels with their arguments and grids, scratch memory, the order of operations
+    gpus        the assignment of GPUs to ranks, the links between these GPUs, and CuPy or what stands in for it
+    cuda        a GPU, through CuPy; memory that other processes open
+    nccl        one rank's NCCL communicator; pairs: those of two ranks, for messages
     local       replaces NCCL between threads on one GPU
-    packages    CuPy and the libraries of CUDA, or what stands in for them
     messages    receives on the host, with the length and dtype of a message
 
 `Stream` and `Event` follow CuPy. Work is enqueued on a stream, and the host does not wait for it.

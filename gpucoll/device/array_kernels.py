@@ -14,10 +14,9 @@ from typing import Any
 
 from gpucoll.arrays import Array, on_gpu
 from gpucoll.core.dtypes import DTYPES
-from gpucoll.device.gxx import compile_shared, recipe
-from gpucoll.device.launch import Kernels
+from gpucoll.device.launch import Kernels, Launch
 from gpucoll.device.sources import Instance, family, instance, text
-from gpucoll.device.store import user_store
+from gpucoll.device.store import compile_shared, recipe, user_store
 from gpucoll.errors import BackendError
 
 # Vectorise the loops for this CPU. None of these options changes a bit of a result.
@@ -55,16 +54,16 @@ def _on_host() -> Kernels | None:
     return Kernels(_load, 1)
 
 
-def _load(one: Instance) -> Any:
+def _load(one: Instance) -> Launch:
     function = getattr(_library(family(one)), one.entry)
     function.restype = ctypes.c_char_p
 
-    def launch(blocks: int, threads: int, arguments: Any, stream: Any) -> None:
+    def run(arguments: Any, stream: Any) -> None:
         fault = function(1, 1, ctypes.c_void_p(arguments.ctypes.data))
         if fault is not None:
             raise BackendError(f"kernel {one.entry}: {fault.decode()}", code="GC-CUDA")
 
-    return launch
+    return lambda blocks, threads, arguments: functools.partial(run, arguments)
 
 
 @functools.cache

@@ -1,21 +1,27 @@
-"""A GPU through CuPy: memory, streams, events, and gpucoll's kernels loaded as cubins."""
+"""A GPU through CuPy: memory, streams, events, and gpucoll's kernels loaded as cubins; memory for other processes."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import functools
+import itertools
+import os
+import secrets
+import struct
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
-from gpucoll.device import Waiting, nvlink
-from gpucoll.device.gpus import describe_gpu
-from gpucoll.device.launch import Kernels, Launch
+from gpucoll.arrays import Array
+from gpucoll.arrays.segments import Heap, Slab
+from gpucoll.device import Waiting, gpus
+from gpucoll.device.gpus import cupy, describe_gpu, library
+from gpucoll.device.launch import Kernels, Launch, StreamOrder
 from gpucoll.device.nvrtc import compile_cubin, recipe
-from gpucoll.device.packages import cupy, library
 from gpucoll.device.sources import Instance, text
 from gpucoll.device.store import user_store
 from gpucoll.errors import BackendError, UsageError
@@ -29,6 +35,11 @@ MOST_CHANNELS = 32
 FILLING = 4  # streams of `fill_with_nan`
 MOMENT = 1.0  # upper bound in seconds for the wait in `fill_with_nan`
 _loading = threading.Lock()
+_SERIALS = itertools.count(1)  # of slabs
+_HANDLE = struct.Struct("=8q")  # the words of a CUDA IPC handle
+# With the process number, identifies this process: containers may repeat process numbers, a fork repeats this number.
+PROCESS = secrets.randbits(62)
+_slabs: weakref.WeakValueDictionary[int, CudaSlab] = weakref.WeakValueDictionary()  # of this process, by address
 # Loaded kernels of all communicators, never unloaded: unloading code may wait for all work on the GPU.
 _functions: dict[tuple[int, str, str], Any] = {}
 
@@ -47,6 +58,7 @@ class CudaDevice:
     # bytes.
     staging = 1 << 24
     asynchronous = True  # whether enqueued work continues after the enqueuing call has returned
+    active = staticmethod(cupy.cuda.runtime.getDevice)  # returns the current device of the calling thread
 
     def __init__(self, ordinal: int) -> None:
         device = cupy.cuda.Device(ordinal)
@@ -82,11 +94,9 @@ class CudaDevice:
     def linked_gpu(self) -> tuple[int, int]:
         """The GPU as a pair for `moves_rows`."""
         gpu = describe_gpu(self.ordinal)
-        return nvlink.numbered(gpu.pci), gpu.capability
+        return gpus.numbered(gpu.pci), gpu.capability
 
-    def moves_rows(self, gpus: Sequence[tuple[int, int]]) -> bool:
-        """Return whether ranks on `gpus` may use packets of 128 bytes; see `nvlink.moves_rows`."""
-        return nvlink.moves_rows(gpus)
+    moves_rows = staticmethod(gpus.moves_rows)
 
     def owns(self, array: Any) -> str | None:
         """Return None for an array in this device's memory, else the location of the array, as text."""
@@ -133,7 +143,7 @@ class CudaDevice:
 
     def is_open(self, stream: Any) -> bool:
         """Return whether work may be enqueued on `stream` at once: the device is current, and no capture is active."""
-        return cupy.cuda.runtime.getDevice() == self.ordinal and not stream.is_capturing()
+        return self.active() == self.ordinal and not stream.is_capturing()
 
     def is_blocking(self, stream: Any) -> bool:
         """Return whether `stream` and the null stream wait for each other; False during a capture of `stream`."""
@@ -173,6 +183,10 @@ class CudaDevice:
         """Wait until the host may read the results of `stream`; on a GPU do nothing, since streams order all work."""
         return iter(())
 
+    def carried_out(self, launch: Callable[[Any], Any], stream: Any) -> Waiting:
+        """Enqueue a call by a `Launcher`, and wait until the host may read its results."""
+        yield from launch(stream) or self.settle(stream)
+
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: Any) -> Any:
         """Return a new array from CuPy's memory pool; the pool reuses freed memory in the order of `stream`."""
         with self.within(stream):
@@ -182,6 +196,12 @@ class CudaDevice:
         """Return an array on a block of memory."""
         memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, self.ordinal)
         return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+    def new_heap(self, ranks: int, order: StreamOrder, malloc: Callable[[int], int] | None = None,
+                 free: Callable[[int], object] | None = None) -> Heap:
+        """Return symmetric memory for the calls in `order`, from CUDA or another pair of functions."""
+        make = functools.partial(CudaSlab, self, malloc=malloc, free=free)
+        return Heap(ranks, make, self.array_on, StreamUses(self, order) if self.asynchronous else None)
 
     def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
         """Set every element of `row` to the single element of `value`, of the same width in bytes."""
@@ -229,10 +249,7 @@ class CudaDevice:
             raise BackendError(f"kernel {instance.entry} does not load on {self._arch}: {error}",
                                code="GC-CUDA") from error
 
-        def launch(blocks: int, threads: int, arguments: numpy.ndarray[Any, Any], stream: Any) -> None:
-            function((blocks,), (threads,), (arguments,), 0, stream)
-
-        return launch
+        return lambda blocks, threads, arguments: functools.partial(function, (blocks,), (threads,), (arguments,), 0)
 
 
 @functools.cache
@@ -329,3 +346,133 @@ def as_stream(given: Any) -> Any:
     # PyTorch's streams have the handle in the attribute `cuda_stream`.
     address = given.__cuda_stream__()[1] if hasattr(given, "__cuda_stream__") else given
     return cupy.cuda.Stream.from_external(_Foreign(int(getattr(address, "cuda_stream", address)), given))
+
+
+class CudaSlab:
+    """GPU memory of zeros, from CUDA or another pair of functions, that other processes can open."""
+
+    def __init__(self, device: CudaDevice, nbytes: int, malloc: Callable[[int], int] | None = None,
+                 free: Callable[[int], object] | None = None) -> None:
+        self.nbytes, self.key = nbytes, next(_SERIALS)
+        with device.current, _as_os_error():
+            self.start = (malloc or cupy.cuda.runtime.malloc)(nbytes)
+            self.free = weakref.finalize(self, _free, device, self.start, free or cupy.cuda.runtime.free)
+            self.free.atexit = False  # at exit CUDA may have ended already
+            # Another rank of this GPU may already wait, in a kernel, for this rank: only the own work may be awaited.
+            stream = device.new_stream()
+            cupy.cuda.runtime.memsetAsync(self.start, 0, nbytes, stream.ptr)
+            stream.synchronize()
+
+    def close(self) -> None:
+        """Do nothing: the last array on the slab frees the memory."""
+
+
+class StreamUses:
+    """The work of a communicator's calls, and of the program, on arrays in blocks of a GPU's memory.
+
+    The program's own work is known on three streams: those current for the new and the dropped array, and that of the
+    last call.
+    """
+
+    def __init__(self, device: CudaDevice, order: StreamOrder) -> None:
+        self._device, self._order = device, order
+
+    def here(self) -> Any:
+        """Return the current stream; an event in place of a foreign stream, which may be destroyed at any time."""
+        stream = cupy.cuda.get_current_stream(self._device.ordinal)
+        if self._device.lasts(stream):
+            return stream
+        return None if stream.is_capturing() else self._device.mark(stream)
+
+    def ends(self, places: Sequence[Any]) -> list[Any]:
+        """Return events at the end of all calls so far, and of all present work at `places`, results of `here`."""
+        known = [one for one in places if isinstance(one, CudaEvent)]
+        with self._device.current:
+            return self._order.awaited() + known + [
+                self._device.mark(one) for one in places if not isinstance(one, CudaEvent | None)
+                and not one.is_capturing()]
+
+    def follow(self, events: Sequence[Any]) -> None:
+        """Let the current stream wait for the events."""
+        stream = cupy.cuda.get_current_stream(self._device.ordinal)
+        with self._device.current:
+            # The program is responsible for the order of a CUDA graph.
+            for event in () if stream.is_capturing() else events:
+                stream.wait_event(event)
+
+
+def _free(device: CudaDevice, pointer: int, free: Callable[[int], object]) -> None:
+    # A garbage collection may drop the slab while the program captures a graph, with this thread or another one.
+    with device.relaxed:
+        free(pointer)
+
+
+class PeerMemory:
+    """A rank's slab, opened by other processes through CUDA's IPC handles, and access to the others' slabs.
+
+    `control` is a record of a dtype, written by a kernel that gives up.
+    """
+
+    def __init__(self, device: CudaDevice, nbytes: int, control: numpy.dtype) -> None:
+        self._device = device
+        self.slab = CudaSlab(device, nbytes)
+        self._opened: list[int] = []
+        self._pointed_to: list[Slab] = []
+        self._uploads = device.new_stream()  # one stream, so that uploads reuse memory of CuPy's pool
+        # The host must be able to set `aborted` while a kernel runs: so the record is in pinned host memory.
+        with device.current:
+            self._pinned = cupy.cuda.alloc_pinned_memory(control.itemsize)
+        self.control = numpy.frombuffer(self._pinned, control, 1).reshape(())
+        self.control[...] = numpy.zeros((), control)
+
+    def export(self, slab: CudaSlab) -> list[int]:
+        """Return the words that `reach` needs on another rank; raise OSError if the system forbids access."""
+        _slabs[slab.start] = slab
+        with _as_os_error():
+            return [PROCESS, os.getpid(), slab.start, *_HANDLE.unpack(cupy.cuda.runtime.ipcGetMemHandle(slab.start))]
+
+    def reach(self, exported: Sequence[int]) -> int:
+        """Return the address of another rank's slab, given the result of `export`; raise OSError if out of reach."""
+        process, number, start, *handle = exported
+        # A rank of this process: a thread. CUDA does not open a handle in the process of its origin; the address is
+        # valid as it is. Keep a reference, since the other rank may release its slab sooner.
+        if (process, number) == (PROCESS, os.getpid()):
+            self._pointed_to.append(_slabs[start])
+            return start
+        with self._device.current, _as_os_error():
+            self._opened.append(cupy.cuda.runtime.ipcOpenMemHandle(_HANDLE.pack(*handle[:8])))
+        return self._opened[-1]
+
+    def upload(self, row: Array) -> Any:
+        """Return a copy of the bytes in memory readable by kernels."""
+        with self._device.current, self._uploads:
+            there = cupy.asarray(row)
+            self._uploads.synchronize()
+        return there
+
+    def download(self, row: Any) -> Array:
+        """Return the bytes in memory readable by the host; no enqueued kernel may still write them."""
+        with self._device.current, self._uploads:
+            found: Array = cupy.asnumpy(row)
+        return found
+
+    def close(self) -> None:
+        """Unmap the others' slabs; before any slab is freed."""
+        self._pointed_to.clear()
+        with self._device.current:
+            for pointer in self._opened:
+                cupy.cuda.runtime.ipcCloseMemHandle(pointer)
+        self._opened.clear()
+
+    def free(self) -> None:
+        """Free the slab, once no other rank maps the slab."""
+        self.slab.free()
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Turn a refusal by CUDA into OSError: not a fault of the program, the ranks do without peer memory."""
+    try:
+        yield
+    except (cupy.cuda.runtime.CUDARuntimeError, BackendError) as error:
+        raise OSError(str(error)) from error

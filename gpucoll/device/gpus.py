@@ -1,12 +1,18 @@
-"""The GPU of each rank: CUDA ordinal, check for GPUs shared by ranks, and the id for NCCL's initialisation.
+"""The GPU of each rank: CUDA ordinal, check for GPUs shared by ranks, NVLink between GPUs, and ids for NCCL.
 
-CuPy is imported only by the functions that need a GPU.
+Also the packages of the device code in this process: CuPy, CuPy's binding of NCCL, and CUDA's libraries. By default the
+installed packages serve. `use` replaces them, for example by the packages of emulated GPUs. The rest of gpucoll asks
+whether there is a GPU, and imports the installed CuPy; only functions that need a GPU import CuPy.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import itertools
 import os
 import socket
+import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +24,13 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+BY_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
+CAPABILITIES = {70, 80, 90, 100, 120}  # GPUs on which NCCL uses LL128; others are not tested by NVIDIA
+# The module of each package, and the part that is meant.
+_NAMES = {"cupy": ("cupy", ""), "nccl": ("cupy.cuda", "nccl"), "driver": ("cuda.bindings", "driver")}
+APART = ("GPUCOLL_DEVICE=emulated emulates a GPU for NumPy arrays, and arrays of a real GPU need another process: pass "
+         "arrays of one kind")
+_given: dict[str, Any] = {}  # packages by the names above, and libraries by the names of their files
 MIG = "MIG-"  # prefix of CUDA's names for parts of a GPU (multi-instance GPU)
 
 
@@ -130,8 +143,7 @@ def _shared(ranks: Sequence[int], where: tuple[str, ClaimedGpu | None], how: str
 
 def describe_gpu(ordinal: int) -> ClaimedGpu:
     """Return the description of a CUDA device."""
-    from gpucoll.device.packages import cupy
-
+    cupy = package("cupy")
     pci = cupy.cuda.runtime.deviceGetPCIBusId(ordinal)
     facts = cupy.cuda.runtime.getDeviceProperties(ordinal)
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
@@ -148,9 +160,7 @@ def nccl_id(comm: MPI.Intracomm) -> Any:
     found, fault = None, ""
     if comm.rank == 0:
         try:
-            from gpucoll.device.packages import nccl
-
-            found = nccl.get_unique_id()
+            found = package("nccl").get_unique_id()
         # CuPy raises KeyError for an unknown error code, and AttributeError if the NCCL library is missing.
         except (ImportError, RuntimeError, KeyError, AttributeError) as error:
             fault = f"NCCL gives no id on rank 0: {error}"
@@ -162,19 +172,100 @@ def nccl_id(comm: MPI.Intracomm) -> Any:
 
 def check_nccl() -> None:
     """Raise BackendError if CuPy lacks NCCL's library."""
-    from gpucoll.device.packages import nccl
-
-    if not nccl.available:
+    if not package("nccl").available:
         raise BackendError("CuPy finds no library of NCCL", code="GC-NCCL")
 
 
 def pair_id(rank: int, peer: int, exchange: Callable[[list[int]], Generator[Any, None, list[list[int]]]]) -> \
         Generator[Any, None, Any]:
     """Return a new NCCL id, in CuPy's form: of the lower rank, which tells the higher rank by `exchange`."""
-    from gpucoll.device.packages import nccl
-
-    made = nccl.get_unique_id() if rank <= peer else b""
+    made = package("nccl").get_unique_id() if rank <= peer else b""
     if rank == peer:
         return made
     told, _ = yield from exchange(numpy.frombuffer(made, numpy.int64).tolist())
     return numpy.array(told).tobytes()
+
+
+def numbered(pci: str) -> int:
+    """Return CUDA's PCI id as a number of 32 bits.
+
+    >>> hex(numbered("0000:3B:01.0"))
+    '0x3b01'
+    """
+    domain, bus, device = pci.partition(".")[0].split(":")
+    return int(domain, 16) << 16 | int(bus, 16) << 8 | int(device, 16)
+
+
+def moves_rows(gpus: Sequence[tuple[int, int]]) -> bool:
+    """Return whether 128 bytes stored by one instruction on any of these GPUs reach the other GPUs together.
+
+    A GPU is a pair: the number of its PCI id, and its compute capability (90 for 9.0). True on the conditions of NCCL's
+    LL128 protocol: NVLink between all pairs, one compute capability of `CAPABILITIES`. False also without NVML or
+    pynvml. Source: NCCL's tuning.cc.
+    """
+    numbers, capabilities = {pci for pci, _ in gpus}, {capability for _, capability in gpus}
+    # Two ranks on parts of one GPU (MIG), or threads sharing a GPU, have no NVLink between them.
+    return len(numbers) == len(gpus) and len(capabilities) == 1 and capabilities <= CAPABILITIES and joined(numbers)
+
+
+def joined(numbers: Sequence[int] | set[int]) -> bool:
+    """Return whether NVML reports NVLink, direct or by NVSwitch, between all pairs of the GPUs with these PCI ids."""
+    try:
+        import pynvml
+    except ImportError:
+        return False
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return False
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByPciBusId(f"{one >> 16:08X}:{one >> 8 & 255:02X}:{one & 255:02X}.0")
+                   for one in sorted(numbers)]
+        return all(pynvml.nvmlDeviceGetP2PStatus(*pair, BY_NVLINK) == 0 for pair in itertools.permutations(handles, 2))
+    # A container may hide the other GPUs from NVML.
+    except pynvml.NVMLError:
+        return False
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def use(given: Mapping[str, Any]) -> None:
+    """Replace packages, by the names in `_NAMES`, and libraries, by the names of their files.
+
+    Raises UsageError if the device code has used another CuPy.
+    """
+    cupy = given.get("cupy")
+    used = getattr(sys.modules.get(f"{__package__}.cuda"), "cupy", cupy)
+    # A program that `precheck` runs imports a CuPy for itself, for a while: its calls do not use the device code.
+    if cupy is not None and used is not cupy and cupy.__name__ != "cupy":
+        raise UsageError(APART, code="GC-EMULATION")
+    _given.update(given)
+
+
+def check_installed() -> None:
+    """Raise UsageError if the program's CuPy is not the CuPy of the device code."""
+    cupy = _given.get("cupy")
+    if cupy is not None and sys.modules.get("cupy", cupy) is not cupy:
+        raise UsageError(APART, code="GC-EMULATION")
+
+
+def library(name: str) -> Any:
+    return _given.get(name) or ctypes.CDLL(name)
+
+
+def package(name: str) -> Any:
+    """Return a package, imported when it is first used: most programs need none."""
+    if name in _given:
+        return _given[name]
+    module, part = _NAMES[name]
+    if name == "nccl" and "cupy" in _given:
+        module = f"{_given['cupy'].__name__}.cuda"
+    found = __import__(module, fromlist=[part] if part else [])
+    return getattr(found, part) if part else found
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return package(name)

@@ -1,35 +1,43 @@
-"""Kernel launches: the choice of instance and grid, and the arguments as the bytes of a C struct.
+"""Work on streams: kernel launches, scratch memory of successive calls, and the order of a communicator's operations.
 
-`Kernels` serves the GPU and the emulated device alike. Addresses are integers.
+A launch chooses the kernel's instance and grid, and writes the arguments as the bytes of a C struct. `Kernels` serves
+the GPU and the emulated device alike. Addresses are integers. An operation is one enqueued call.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import math
 import struct
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy
 
+from gpucoll.arrays import address
 from gpucoll.core.dtypes import Dtype
 from gpucoll.core.formats import Format
 from gpucoll.core.ops import Op
-from gpucoll.device import CompileError
+from gpucoll.device import CompileError, Device, Event, Stream
 from gpucoll.device import sources as kernels
 from gpucoll.device.sources import Instance, Scale
-from gpucoll.errors import ArgumentError
+from gpucoll.errors import ArgumentError, GpucollError
 
 Arguments: TypeAlias = numpy.ndarray[Any, Any]
-Launch: TypeAlias = Callable[[int, int, Arguments, Any], None]
+Enqueue: TypeAlias = Callable[[Stream], object]  # enqueues work on a stream
+Launch: TypeAlias = Callable[[int, int, Arguments], Enqueue]  # binds a kernel to blocks, threads and arguments
 
 MOST_SOURCES, MOST_AXES = 64, 8  # the same constants as in the kernels
 WORD = 16  # bytes read or written by a thread at once
 AT_ONCE = 4  # words under way per thread; for dtypes of one byte a thread has two words under way, in two passes
 # Threads in a block: the registers of a processor suffice for three blocks of 256 threads, but only for one of 512.
 THREADS = 256
+MOMENT = 0.1  # seconds for recording an event, unless CUDA lets the thread wait
+EVERY = 16  # operations per event of the watchdog: an event for every operation would slow down short calls
 BLOCKS_PER_PROCESSOR = 32  # several times the capacity of a processor, so that all processors end at about one time
 FEWEST_THREADS = 64
 COPIES = 1024  # launches of copies kept for repetition, since programs call on the same arrays again and again
@@ -109,8 +117,8 @@ def _words(nbytes: int) -> int:
 class Kernels:
     """The kernels of one device, each loaded by `load` at the first use and kept.
 
-    `load` returns a function that launches the instance on a stream. `processors` is the number of multiprocessors of
-    the device. `threads`, a power of two, is the largest number of threads in a block.
+    `load` returns the `Launch` of an instance. `processors` is the number of multiprocessors of the device. `threads`,
+    a power of two, is the largest number of threads in a block.
     """
 
     def __init__(self, load: Callable[[Instance], Launch], processors: int, *, threads: int = THREADS) -> None:
@@ -148,7 +156,7 @@ class Kernels:
         return launch
 
     def _run(self, launch: Launch, nbytes: int, arguments: Arguments, stream: Any) -> None:
-        launch(*self._grid(nbytes), arguments, stream)
+        launch(*self._grid(nbytes), arguments)(stream)
 
     def _grid(self, nbytes: int) -> tuple[int, int]:
         """Return the number of blocks and the threads per block for `nbytes` bytes."""
@@ -166,31 +174,37 @@ class Kernels:
         More than `MOST_SOURCES` sources take several launches, rounded after each launch. `dst` may be a source of the
         first launch; a later source as `dst` is an ArgumentError.
         """
+        for enqueue in self.reducers(op, dtype, sources, dst, count):
+            enqueue(stream)
+
+    def reducers(self, op: Op, dtype: Dtype, sources: Sequence[int], dst: int, count: int) -> list[Enqueue]:
+        """Return the functions that enqueue the launches of `reduce`."""
         if count == 0:
-            return
+            return []
         if dst in sources[MOST_SOURCES:]:
             raise ArgumentError(f"reduce: source {sources.index(dst, MOST_SOURCES)} of {len(sources)} is overwritten "
                                 f"before being read; only one of the first {MOST_SOURCES} may be dst",
                                 code="GC-OVERLAP")
         if len(sources) == 1:
-            self.copy(sources[0], dst, count, dtype.itemsize, stream)
-            return
+            return self.copiers(sources[0], dst, count, dtype.itemsize)
         launch = self._get(("reduce", op.cuda, dtype.name), kernels.reducing, "reduce", op, dtype)
-        for some in _passes(sources, dst):
-            padded = (*some, *_NO_SOURCES[len(some):])
-            self._run(launch, count * dtype.itemsize, REDUCE(*padded, dst, count, len(some)), stream)
+        grid = self._grid(count * dtype.itemsize)
+        return [launch(*grid, REDUCE(*some, *_NO_SOURCES[len(some):], dst, count, len(some)))
+                for some in _passes(sources, dst)]
 
     def copy(self, src: int, dst: int, count: int, width: int, stream: Any) -> None:
         """Compute dst = src for `count` elements of `width` bytes."""
-        nbytes = count * width
-        if nbytes and src != dst:
-            launch, blocks, threads, arguments = self._copy_of(src, dst, nbytes)
-            launch(blocks, threads, arguments, stream)
+        if count and src != dst:
+            self._copy_of(src, dst, count * width)(stream)
 
-    def _new_copy(self, src: int, dst: int, nbytes: int) -> tuple[Launch, int, int, Arguments]:
+    def copiers(self, src: int, dst: int, count: int, width: int) -> list[Enqueue]:
+        """Return the function that enqueues the launch of `copy`, if there is one."""
+        return [self._copy_of(src, dst, count * width)] if count and src != dst else []
+
+    def _new_copy(self, src: int, dst: int, nbytes: int) -> Enqueue:
         unit = math.gcd(src | dst, nbytes, WORD)
-        launch = self._get(("copy", unit), kernels.instance, "copy", unit)
-        return launch, *self._grid(nbytes), COPY(src, dst, nbytes // unit)
+        return self._get(("copy", unit), kernels.instance, "copy", unit)(*self._grid(nbytes),
+                                                                        COPY(src, dst, nbytes // unit))
 
     def pack(self, src: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, dst: int,
              stream: Any) -> None:
@@ -248,13 +262,14 @@ class Kernels:
         blocks = min(form.rows * form.share // form.format.block, 4 * self._most_blocks)
         launch(blocks, min(FEWEST_THREADS, self._threads), QUANTISE(
             src, before, after, dst, maxima, count, form.share, form.stride, form.scales, form.tail, form.format.block,
-            form.rows), stream)
+            form.rows))(stream)
 
     def maxima(self, dtype: Dtype, form: Quantised, src: int, before: int, dst: int, parts: int, count: int,
                stream: Any) -> None:
         """Store in `dst` the largest magnitudes of src + before in `parts` parts of each row, in the wide dtype."""
         launch = self._get(("maxima", dtype.name), kernels.instance, "maxima", dtype)
-        launch(form.rows * parts, self._threads, MAXIMA(src, before, dst, count, form.share, parts, form.rows), stream)
+        arguments = MAXIMA(src, before, dst, count, form.share, parts, form.rows)
+        launch(form.rows * parts, self._threads, arguments)(stream)
 
     def dequantise(self, dtype: Dtype, form: Quantised, src: int, dst: int, count: int, terms: int, divisor: int,
                    stream: Any) -> None:
@@ -315,3 +330,281 @@ def _parts(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int,
     outer = itertools.product(*map(range, axes.shape[:extra]))
     offsets = [sum(map(int.__mul__, index, axes.strides)) for index in outer]
     return tuple((offset, position * nbytes, inner) for position, offset in enumerate(offsets))
+
+
+class DeviceRow:
+    """A row of device memory in the form for executors: address, elements, bytes, dtype."""
+
+    __slots__ = ("data", "dtype", "nbytes", "ptr", "size")
+
+    def __init__(self, row: Any) -> None:
+        self.ptr, self.size, self.nbytes, self.dtype = address(row), row.size, row.nbytes, row.dtype
+        self.data = self  # CuPy's arrays have their address in `data.ptr`
+
+
+class Workspace:
+    """Scratch arrays by name. An outgrown array stays allocated, since a stream may still be using the array."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._rows: dict[str, Any] = {}
+        self._outgrown: list[Any] = []
+
+    def row(self, name: str, nbytes: int, stream: Stream) -> Any:
+        """Return the array `name` with at least `nbytes` bytes; None for 0 bytes."""
+        row = self._rows.get(name)
+        if nbytes and (row is None or row.nbytes < nbytes):
+            self._outgrown.append(row)
+            # Sizes are powers of two, so all outgrown arrays together are smaller than the current array.
+            wanted = 1 << max(nbytes - 1, 16).bit_length()
+            row = self._rows[name] = self._device.empty(wanted, numpy.dtype("u1"), stream)
+        return row if nbytes else None
+
+    def rows(self) -> list[Any]:
+        """Return all arrays, including the outgrown arrays."""
+        return [row for row in (*self._rows.values(), *self._outgrown) if row is not None]
+
+    def clear(self) -> None:
+        self._rows.clear()
+        self._outgrown.clear()
+
+
+class Output(NamedTuple):
+    """Memory of a result, set to NaN if the call fails. `owner` is a weak reference to the array of this memory."""
+
+    owner: Callable[[], object]
+    address: int
+    nbytes: int
+
+
+def output_of(request: Any, result: Any, row: Any) -> Output | None:
+    """Return the result of a call on a GPU for the watchdog; None if the result cannot be NaN or must stay.
+
+    The watchdog fills incomplete results with NaN. The result must be formed in the memory of the user's array. A weak
+    reference to the array tells whether the memory is still in use; CuPy's memory objects allow no such reference. The
+    root of a broadcast keeps its own data.
+    """
+    given = request.collective == "broadcast" and request.has_input
+    if row is None or request.dtype.kind not in ("float", "complex") or given or not row.nbytes:
+        return None
+    array = result[0] if isinstance(result, list) and result else result
+    base = getattr(array, "base", None)
+    try:
+        return Output(weakref.ref(array if base is None else base), address(row), row.nbytes)
+    except TypeError:  # another library's array
+        return None
+
+
+class StreamOrder:
+    """The execution order of a communicator's operations: each starts after the previous one, on any streams."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        # Stream of the last operation, and the event at the end of that operation, made on demand.
+        self._last: Stream | None = None
+        self._event: Event | None = None
+        # Events of operations under way, each with the memory in use until the event completes.
+        self._flying: collections.deque[tuple[Event, object]] = collections.deque()
+        # Memory used by the user's CUDA graphs. The time of the last launch is unknown, so nothing is ever released.
+        self._captured: list[object] = []
+        self.is_watched = False  # whether a watchdog monitors the operations
+        self._look: Event | None = None  # the watchdog's event, see `watch`
+        self._recording: _Recording | None = None  # the batch ending with this event, until completion
+        # The watchdog's batches: the event at the end of at most EVERY operations, and the results of the operations.
+        self._batches: collections.deque[tuple[Event, list[Output]]] = collections.deque()
+        self._outputs: list[Output] = []  # results of the operations after the last batch
+        self._unmarked = self._asked = 0  # number of operations after the last batch: now, and at the last `oldest()`
+
+    def follow(self, stream: Stream) -> None:
+        """Make `stream` wait for the previous operation, unless `stream` is being captured."""
+        # Operations on one stream need no event.
+        if self._event is None and (self._last is None or self._last is stream or self._last == stream):
+            return
+        # The user is responsible for the order of a CUDA graph.
+        if stream.is_capturing():
+            return
+        # Made only now, because most programs use one stream and never need the event.
+        if self._event is None:
+            self._event = self._device.mark(self._last)
+        stream.wait_event(self._event)
+
+    def enqueue(self, launch: Callable[[Stream], None], stream: Stream, output: Output | None = None,
+                keep: object = None) -> None:
+        """Enqueue an operation on `stream` by calling `launch`, after the previous operation; not during a capture.
+
+        `keep` lives until the end of the operation.
+        """
+        # The conditions spare the common case, successive calls on one stream, two calls of Python functions.
+        if stream is not self._last or self._event is not None:
+            self.follow(stream)
+        launch(stream)
+        if stream is not self._last or self._event is not None or self._flying:
+            self.passed(stream, None)
+        if self.is_watched or keep is not None:
+            self.noted(stream, output, None if keep is None else self.hold(stream, keep))
+
+    def passed(self, stream: Stream, keep: object) -> None:
+        """Record the operation just enqueued on `stream` as the last; in a capture only keep `keep` alive."""
+        if self.keep_captured(stream, keep):
+            return
+        self._last, self._event = stream, None
+        # Another library may destroy a foreign stream before the next operation: record the event at once.
+        if not self._device.lasts(stream):
+            self._event = self._device.mark(stream)
+        self.let_go()
+
+    def mark(self, stream: Stream, keep: object) -> Event:
+        """Call `passed`, return an event at the end of the operation, and keep `keep` alive until the event."""
+        self.passed(stream, keep)
+        event = self.hold(stream, keep)
+        if not stream.is_capturing():
+            self._event = event
+        return event
+
+    def hold(self, stream: Stream, keep: object) -> Event:
+        """Return an event at the current end of `stream`, and keep `keep` alive until the event completes."""
+        event = self._device.mark(stream)
+        if not self.keep_captured(stream, keep):
+            self._flying.append((event, keep))
+            self.let_go()
+        return event
+
+    def keep_captured(self, stream: Stream, memory: object) -> bool:
+        """Return whether `stream` is being captured; if so, keep `memory` alive for the user's graph."""
+        if stream.is_capturing():
+            self._captured.append(memory)
+            return True
+        return False
+
+    @property
+    def has_captured(self) -> bool:
+        """Whether a CUDA graph of the user contains calls of this communicator."""
+        return bool(self._captured)
+
+    def let_go(self) -> None:
+        """Release the memory kept for completed operations."""
+        while self._flying and self._flying[0][0].done:
+            self._flying.popleft()
+
+    def watch(self) -> None:
+        """Start to keep the batches for a watchdog.
+
+        The watchdog's event is made here. While a thread copies to ordinary host memory, CUDA makes no event until the
+        end of the copy, and the watchdog is there to end a copy waiting in vain.
+        """
+        self._look = self._look or self._device.new_event()
+        self.is_watched = True
+
+    def noted(self, stream: Stream, output: Output | None = None, event: Event | None = None) -> None:
+        """Report an operation enqueued on `stream`, and its result, to the watchdog.
+
+        `event` is the event at the end of the operation, if available. Otherwise every EVERY-th operation gets an
+        event. Operations complete in order, so the event also covers all earlier operations.
+        """
+        if not self.is_watched:
+            return
+        if output is not None:
+            self._outputs.append(output)
+        self._unmarked += 1
+        if event is not None or self._unmarked >= EVERY:
+            self._cut(self._device.mark(stream) if event is None else event)
+
+    def noted_message(self, event: Event) -> None:
+        """Report point-to-point messages, ending at `event`, to the watchdog; messages are outside the order."""
+        if self.is_watched:
+            self._batches.append((event, []))
+
+    def _cut(self, event: Event) -> None:
+        outputs, self._outputs, self._unmarked = self._outputs, [], 0
+        self._batches.append((event, outputs))
+
+    def oldest(self) -> object:
+        """Return an object identifying the oldest batch under way, the same until the batch completes; else None.
+
+        Only the watchdog calls this method.
+        """
+        recording, self._recording = self._recording, None
+        if recording is not None and not self._is_recorded(recording):
+            self._recording = recording
+            return recording
+        while self._batches and self._batches[0][0].done:
+            self._batches.popleft()
+        if self._batches:
+            return self._batches[0]
+        # Close a batch here only if no operation was added since the last call: an event recorded now also waits for
+        # later work on the stream. A thread enqueuing more operations closes the batch in `noted`.
+        before, self._asked = self._asked, self._unmarked
+        if self._unmarked and self._unmarked == before and self._last is not None and not self._last.is_capturing():
+            if self._event is not None:
+                self._cut(self._event)
+                return self._batches[0]
+            if self._look is not None:
+                outputs, self._outputs, self._unmarked = self._outputs, [], 0
+                self._recording = _Recording(self._device, self._look, self._last, outputs)
+                return self._recording
+        return None
+
+    def _is_recorded(self, recording: _Recording) -> bool:
+        try:
+            return recording.done
+        # CUDA refuses, for example during a capture: the next look tries again.
+        except Exception:
+            self._outputs[:0] = recording.outputs
+            self._unmarked += 1
+            raise
+
+    def unfinished(self) -> list[Output]:
+        """Return the results of all operations not known to be complete."""
+        # Iterate over a copy, because the watchdog's thread calls this method while another thread may add batches.
+        batches = [outputs for event, outputs in list(self._batches) if not _is_done(event)]
+        recording = [] if self._recording is None else self._recording.outputs
+        return [output for outputs in (recording, *batches, self._outputs) for output in outputs]
+
+    def awaited(self) -> list[Event]:
+        """Return the events of all operations and messages under way; all are complete when every event is."""
+        return [event for event, _ in self._flying] + self.last()
+
+    def last(self) -> list[Event]:
+        """Return the event at the end of the last operation, which follows all operations before; [] without one."""
+        if self._last is not None and self._event is None:
+            # The null stream has one address on all GPUs: the current device decides whose null stream is meant.
+            with self._device.current:
+                self._event = self._device.mark(self._last)
+        return [self._event] if self._event else []
+
+
+class _Recording:
+    """A batch ending with the present work of `stream`, where a thread of the batch records `event`.
+
+    CUDA may let the thread wait until the end of a copy in the same stream; the watchdog must not wait for that.
+    """
+
+    def __init__(self, device: Device, event: Event, stream: Stream, outputs: list[Output]) -> None:
+        self._device, self._event, self._stream, self.outputs = device, event, stream, outputs
+        self._has_ended = threading.Event()
+        self._error: Exception | None = None
+        threading.Thread(target=self._record, name="gpucoll event", daemon=True).start()
+        self._has_ended.wait(MOMENT)
+
+    def _record(self) -> None:
+        try:
+            with self._device.relaxed:
+                self._event.record(self._stream)
+        except Exception as error:
+            self._error = error
+        self._has_ended.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether the operations of the batch have completed; raises an error of CUDA."""
+        if self._error is not None:
+            raise self._error
+        return self._has_ended.is_set() and self._event.done
+
+
+def _is_done(event: Event) -> bool:
+    """Return whether an event is complete; False for an event of a capture or a failed GPU."""
+    try:
+        return event.done
+    except GpucollError:
+        return False

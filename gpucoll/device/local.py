@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from gpucoll.device import DeviceTransport, Part, Waiting
-from gpucoll.device.packages import cupy
+from gpucoll.device.gpus import cupy
 from gpucoll.errors import BackendError, MismatchError, UsageError
 
 WORDS = 4  # int64 words of a message: address, number of bytes, handle of the event, number of the GPU

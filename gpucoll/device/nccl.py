@@ -17,9 +17,9 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Se
 from typing import Any, NamedTuple
 
 from gpucoll.device import Part, Waiting
+from gpucoll.device.gpus import cupy, nccl
+from gpucoll.device.gpus import library as loaded
 from gpucoll.device.nccl_settings import WINDOWS, written
-from gpucoll.device.packages import cupy, nccl
-from gpucoll.device.packages import library as loaded
 from gpucoll.errors import BackendError, CollectiveTimeout
 from gpucoll.progress.operations import Operation, Pending, keep_for_ever
 from gpucoll.progress.waits import Progress

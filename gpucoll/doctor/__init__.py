@@ -25,7 +25,7 @@ import numpy
 
 import gpucoll
 from gpucoll.device import gpus
-from gpucoll.device.nvlink import numbered
+from gpucoll.device.gpus import numbered
 from gpucoll.doctor import facts, graph_file, probes, remarks
 from gpucoll.doctor.remarks import Report
 from gpucoll.errors import ArgumentError, GpucollError, UsageError

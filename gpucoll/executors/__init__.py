@@ -97,7 +97,9 @@ WAITS, IN_PLACE = 1, 2
 # calls the function until the result is True, or a function of no arguments that blocks until the call has ended. The
 # engine keeps the blocking function, and calls only that as long as addresses and ways stay the same.
 Called: TypeAlias = Callable[[int, int, int], bool | Callable[[], object]]
-Launcher: TypeAlias = Callable[[Any], None]  # enqueues a call on the stream
+# Enqueues a call on a stream. On the emulated device, where the host waits for each call, it may return an operation
+# that ends with the call.
+Launcher: TypeAlias = Callable[[Any], Any]
 
 
 class Call:

@@ -11,8 +11,7 @@ import pytest
 
 from engine import allocations
 from faults import engine_mutants
-from gpucoll.device.gxx import recipe
-from gpucoll.device.store import user_store
+from gpucoll.device.store import recipe, user_store
 from gpucoll.executors.engine import library
 from harness.grids import sampled
 from harness.jobs import launch, run_job

@@ -16,8 +16,7 @@ from engine import written
 from faults import engine_mutants
 from gpucoll.arrays.segments import Copier
 from gpucoll.device import sources
-from gpucoll.device.gxx import OPTIONS, recipe
-from gpucoll.device.store import user_store
+from gpucoll.device.store import OPTIONS, recipe, user_store
 from harness import budgets
 from harness.grids import generator, sampled
 from harness.jobs import JobTimeout, run_job

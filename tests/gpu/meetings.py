@@ -93,9 +93,9 @@ def call_fails(comm):
 
 
 def handshake_fails(comm):
-    from gpucoll.executors.peer import handshake
+    from gpucoll.executors.peer import memory
 
-    with failing(handshake, "_memory", RuntimeError("a fault of this rank alone")):
+    with failing(memory, "_memory", RuntimeError("a fault of this rank alone")):
         first(comm)
 
 

@@ -11,8 +11,7 @@ import filelock
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device import sources
-from gpucoll.device.gxx import compile_shared, recipe
-from gpucoll.device.store import user_store
+from gpucoll.device.store import compile_shared, recipe, user_store
 from harness import budgets
 
 # The peer kernels of an op and a dtype are one compilation unit, so by default not every pair is compiled: the list has

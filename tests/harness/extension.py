@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy
 
-from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.sources import folder, inlined
-from gpucoll.device.store import user_store
+from gpucoll.device.store import compile_shared, recipe, user_store
 from gpucoll.executors import engine
 from gpucoll.executors.engine.digest import FIRST, MACRO, MODULE, digest
 from harness import budgets

@@ -32,7 +32,7 @@ GRACE = 2.0  # seconds for threads and children already asked to end
 CACHES = {
     "gpucoll.communicator._world", "gpucoll.algorithms._PHASES", "gpucoll.device.cuda._functions",
     "gpucoll.device.nvrtc._libraries", "gpucoll.health.processes._descriptors",
-    "gpucoll.device.packages._given", "gpucoll.device.nccl._dropped",
+    "gpucoll.device.gpus._given", "gpucoll.device.nccl._dropped",
 }
 MACHINE = "gpucoll.emulation.faces."  # its memory and handles live as long as the process, as those of a GPU's driver
 REGISTRY = "gpucoll.algorithms._REGISTRY"

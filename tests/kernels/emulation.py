@@ -6,10 +6,9 @@ import mmap
 
 import numpy
 
-from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.launch import Kernels
 from gpucoll.device.sources import text
-from gpucoll.device.store import user_store
+from gpucoll.device.store import compile_shared, recipe, user_store
 from harness.compiled import compile_all
 
 CANARY = 0xA5
@@ -52,8 +51,9 @@ def device(units, change=lambda source: source, processors=PROCESSORS, threads=T
         return library(change(text(*units[number])))
 
     def load(instance):
-        def launch(blocks, threads, arguments, stream):
-            run(made(unit_of[instance]), instance.entry, min(blocks, MOST_BLOCKS), threads, arguments)
+        def launch(blocks, threads, arguments):
+            return lambda stream: run(made(unit_of[instance]), instance.entry, min(blocks, MOST_BLOCKS), threads,
+                                      arguments)
 
         return launch
 

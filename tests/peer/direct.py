@@ -7,7 +7,7 @@ import numpy
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device import sources
-from gpucoll.device.peer import ROW, Places, Room
+from gpucoll.executors.peer.tables import ROW, Places, Room
 from peer.world import World, expected, placed
 
 KERNELS = ("packets", "ll128", "fold_all", "fold_share")

@@ -17,7 +17,7 @@ if __name__ == "__main__":
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device import sources
-from gpucoll.device.peer import Places, Room
+from gpucoll.executors.peer.tables import Places, Room
 from peer import direct, schedules
 from peer.schedules import Case, Swap, Turn
 from peer.world import Fault, World, library, placed, watched

@@ -10,8 +10,7 @@ from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.core.schedule import Copy, Recv, Schedule, Send, Slice
 from gpucoll.device import sources
-from gpucoll.device.peer import Room
-from gpucoll.executors.peer.step_tables import BUFFERS, check, program, tables
+from gpucoll.executors.peer.tables import BUFFERS, Room, check, program, tables
 from gpucoll.plan import Layout, Layouts, Plan
 from oracles import oracle
 from peer.world import World, placed, zeros

@@ -10,8 +10,8 @@ import numpy
 import pytest
 
 import gpucoll as gc
+import gpucoll.executors.peer as peer_executor
 from gpucoll.device import sources
-from gpucoll.executors.peer import binding
 from harness import thread_ranks
 from harness.node_ranks import staged
 from harness.pace import seconds
@@ -44,8 +44,8 @@ def test_a_program_that_sticks_is_refused():
         with pytest.raises(gc.GpucollError, match="never sends"):
             comm.all_reduce(numpy.ones(5000, numpy.float32), algorithm="ring")
 
-    everyone = binding.everyone
-    with mock.patch.object(binding, "everyone", lambda plan, size, *rest, **more:
+    everyone = peer_executor.everyone
+    with mock.patch.object(peer_executor, "everyone", lambda plan, size, *rest, **more:
                            [everyone(plan, size, *rest, **more)[0]] * size):
         on_threads(2, program)
 

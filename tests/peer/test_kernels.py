@@ -9,7 +9,7 @@ import pytest
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device import sources
-from gpucoll.device.peer import Room
+from gpucoll.executors.peer.tables import Room
 from harness.compiled import compile_all
 from harness.grids import batches, naming
 from oracles import oracle

@@ -6,7 +6,7 @@ import pytest
 
 from gpucoll.algorithms import algorithms
 from gpucoll.core.collectives import COLLECTIVES
-from gpucoll.executors.peer.step_tables import check
+from gpucoll.executors.peer.tables import check
 from gpucoll.verify.symbolic import ScheduleError
 from harness.grids import batches, naming
 from peer.schedules import Case

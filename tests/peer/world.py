@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 
 from gpucoll.device import sources
-from gpucoll.device.peer import CONTROL, Multicast, PeerHeap
+from gpucoll.executors.peer.tables import CONTROL, Multicast, PeerHeap
 
 KERNELS = str(Path(__file__).parents[1] / "kernels")
 if KERNELS not in sys.path:

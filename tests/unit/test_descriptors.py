@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from gpucoll.executors.peer import descriptors
+from gpucoll.executors.peer import multicast
 
 
 def ended(operation):
@@ -28,22 +28,22 @@ def pipe():
 
 @pytest.fixture
 def offer():
-    made = descriptors.DescriptorOffer()
+    made = multicast.DescriptorOffer()
     yield made
     made.close()
 
 
 def test_a_connection_of_another_user_gets_nothing(offer, pipe, monkeypatch):
-    stranger, own = descriptors.reach(offer.name), descriptors.reach(offer.name)
+    stranger, own = multicast.reach(offer.name), multicast.reach(offer.name)
     answers = iter([False, True])
-    monkeypatch.setattr(descriptors, "belongs_to_user", lambda connected: next(answers))
+    monkeypatch.setattr(multicast, "belongs_to_user", lambda connected: next(answers))
     ended(offer.give(pipe[1], 1))
     with pytest.raises(OSError, match="closed the connection"):
-        ended(descriptors.take(stranger))
-    os.close(ended(descriptors.take(own)))
+        ended(multicast.take(stranger))
+    os.close(ended(multicast.take(own)))
 
 
 def test_an_offer_of_another_user_is_refused(offer, monkeypatch):
-    monkeypatch.setattr(descriptors, "belongs_to_user", lambda connected: False)
+    monkeypatch.setattr(multicast, "belongs_to_user", lambda connected: False)
     with pytest.raises(OSError, match="another user"):
-        descriptors.reach(offer.name)
+        multicast.reach(offer.name)

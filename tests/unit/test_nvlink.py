@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from gpucoll.device import nvlink
+from gpucoll.device.gpus import moves_rows
 
 PCI = {0x3B00: "00000000:3B:00.0", 0x1_0000_8600: "00010000:86:00.0", 0xAF01: "00000000:AF:01.0"}
 ONE, TWO, THREE = PCI
@@ -31,17 +31,17 @@ def gpus(*numbers, capability=90):
 
 
 def test_pairs_of_equal_gpus_on_nvlink_move_rows(library):
-    assert nvlink.moves_rows(gpus(ONE, TWO))
-    assert nvlink.moves_rows(gpus(TWO, ONE, capability=70))
-    assert not nvlink.moves_rows(gpus(ONE, TWO, THREE))  # one pair of three has no NVLink
-    assert not nvlink.moves_rows(gpus(ONE, THREE))
+    assert moves_rows(gpus(ONE, TWO))
+    assert moves_rows(gpus(TWO, ONE, capability=70))
+    assert not moves_rows(gpus(ONE, TWO, THREE))  # one pair of three has no NVLink
+    assert not moves_rows(gpus(ONE, THREE))
 
 
 def test_other_gpus_do_not(library):
-    assert not nvlink.moves_rows(gpus(ONE, ONE))  # two ranks on one GPU
-    assert not nvlink.moves_rows(gpus(ONE, TWO, capability=61))
-    assert not nvlink.moves_rows(gpus(ONE, TWO, capability=86))  # a bridge of NVLink, and not among NCCL's
-    assert not nvlink.moves_rows([(ONE, 80), (TWO, 90)])
+    assert not moves_rows(gpus(ONE, ONE))  # two ranks on one GPU
+    assert not moves_rows(gpus(ONE, TWO, capability=61))
+    assert not moves_rows(gpus(ONE, TWO, capability=86))  # a bridge of NVLink, and not among NCCL's
+    assert not moves_rows([(ONE, 80), (TWO, 90)])
 
 
 def refuse(*_):
@@ -51,9 +51,9 @@ def refuse(*_):
 @pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetP2PStatus"])
 def test_without_an_answer_of_nvml_rows_are_not_used(library, monkeypatch, name):
     monkeypatch.setattr(library, name, refuse)
-    assert not nvlink.moves_rows(gpus(ONE, TWO))
+    assert not moves_rows(gpus(ONE, TWO))
 
 
 def test_without_pynvml_rows_are_not_used(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert not nvlink.moves_rows(gpus(ONE, TWO))
+    assert not moves_rows(gpus(ONE, TWO))

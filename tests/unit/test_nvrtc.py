@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from gpucoll.device import CompileError, gxx, nvrtc
+from gpucoll.device import CompileError, nvrtc, store
 from gpucoll.errors import BackendError
 
 EXTERN = 'extern "C" '
@@ -21,8 +21,8 @@ extern "C" float punned(float* a, int* b) { *a = 1; *b = 0; return *a; }"""
 def test_bits_are_kept_and_the_same_each_time(tmp_path):
     """Compilations repeat bit for bit; no product is fused into a sum, integers wrap, and type punning works."""
     file = tmp_path / "f.so"
-    file.write_bytes(gxx.compile_shared(ARITHMETIC, "-O2"))
-    assert file.read_bytes() == gxx.compile_shared(ARITHMETIC, "-O2")
+    file.write_bytes(store.compile_shared(ARITHMETIC, "-O2"))
+    assert file.read_bytes() == store.compile_shared(ARITHMETIC, "-O2")
     library = ctypes.CDLL(str(file))
     library.fused.argtypes, library.fused.restype = [ctypes.c_float] * 3, ctypes.c_float
     library.punned.argtypes, library.punned.restype = [ctypes.c_void_p] * 2, ctypes.c_float
@@ -63,10 +63,10 @@ def test_what_nvrtc_opens_by_name_is_loaded_from_beside_it(tmp_path, monkeypatch
 
 
 def test_all_that_decides_the_bits_is_in_the_recipes(nvrtc_release, monkeypatch):
-    recipes = [gxx.recipe(), nvrtc.recipe("sm_80"), nvrtc.recipe("sm_90")]
-    for compiler in (gxx, nvrtc):
+    recipes = [store.recipe(), nvrtc.recipe("sm_80"), nvrtc.recipe("sm_90")]
+    for compiler in (store, nvrtc):
         monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "-DNDEBUG"))
-    recipes += [gxx.recipe(), nvrtc.recipe("sm_90")]
+    recipes += [store.recipe(), nvrtc.recipe("sm_90")]
     monkeypatch.setattr(nvrtc, "version", lambda major=None: (11, 8))
     monkeypatch.setenv("CXX", "g++ -O1")
-    assert len({*recipes, gxx.recipe(), nvrtc.recipe("sm_90")}) == 7
+    assert len({*recipes, store.recipe(), nvrtc.recipe("sm_90")}) == 7

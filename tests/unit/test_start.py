@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from gpucoll.cli import main
-from gpucoll.communicator.gpu_meeting import make_gpu
+from gpucoll.communicator.gpu import make_gpu
 from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError
 from gpucoll.launch import arguments, bootstrap

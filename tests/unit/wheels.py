@@ -177,8 +177,8 @@ def driver():
     """
     from cuda.bindings import driver as real
 
-    from gpucoll.device.peer import Multicast
     from gpucoll.executors.peer import multicast
+    from gpucoll.executors.peer.tables import Multicast
 
     called, wrong = set(), []
     results = {"cuMulticastGetGranularity": 1 << 21, "cuMemGetAllocationGranularity": 1 << 21,

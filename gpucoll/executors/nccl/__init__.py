@@ -4,29 +4,39 @@ A round is one group of messages, then the kernels that combine the received dat
 host. If the messages of a round form pairs in order (a ring's segments), each pair is a group, and its data is combined
 on a side stream during the next pair.
 
-    replay            repeated small calls, captured as a CUDA graph
+Repeated small calls are captured once as a CUDA graph and replayed. NCCL demands that a message is part of a graph on
+both ranks or on neither. So the decision to replay depends only on facts known to all ranks: the call, and how many
+times the call has come. Arrays are not known to all ranks, so a graph works on private buffers, with a copy in and a
+copy out. A call repeated on the same arrays gets a graph on the arrays in place: this saves the copies, and makes no
+difference to the other ranks.
+
     nccl_collectives  NCCL's own collectives
 """
 
 from __future__ import annotations
 
+import collections
 import functools
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpucoll.arrays import address
-from gpucoll.device import NO_CAPTURE, Device, DeviceTransport, Event, Part, Stream
-from gpucoll.device.launch import MOST_SOURCES
+from gpucoll.device import NO_CAPTURE, Device, DeviceTransport, Event, Graph, Part, Stream
+from gpucoll.device.launch import MOST_SOURCES, Enqueue, StreamOrder, Workspace
 from gpucoll.device.sources import UNITS, instance, reducing
-from gpucoll.device.streams import StreamOrder, Workspace
 from gpucoll.executors import Call, CallRequest, Executor, Launcher, Refusal
-from gpucoll.executors.nccl.replay import Graphs, Replay, place_of
 from gpucoll.plan import HALVES, Message, Plan, Reduction, Span, Step
 from gpucoll.progress.operations import Operation
 
 TOKEN = 1  # bytes sent for a message of a barrier without data
 MAX_ELEMENTS = 1 << 26  # the most elements of a message, at most 16 bytes each: see `_cut`
+LIMIT = 1 << 18  # bytes up to which a schedule's launches cost more than two copies
+CALLS = 3  # a call that has come this many times is likely to come again
+GRAPHS = 64  # kept at most; any further call is enqueued piece by piece
+DIRECT = 256  # the most graphs kept on the user's own memory
+SEEN = 4096  # signatures counted
 
 
 @dataclass
@@ -49,6 +59,15 @@ class Node:
         formed = [form.number for form in other.forms]
         steps: tuple[Step, ...] = (*self.sends, *self.receives, *self.forms)
         return any(not step.after.isdisjoint(formed) for step in steps)
+
+
+class Bound(NamedTuple):
+    """A node on given memory: the parts of its messages, and the functions that enqueue its results."""
+
+    node: Node
+    sends: Sequence[Part]
+    receives: Sequence[Part]
+    forms: Sequence[Enqueue]
 
 
 class NcclScheduleCall(Call):
@@ -124,9 +143,21 @@ class NcclExecutor(Executor):
         self._replay(request, source, target, stream, graphs.buffered[key])
 
     def launcher(self, call: Call, source: Any, target: Any) -> Launcher | None:
-        """Return a function that launches the graph of a call on these arrays, or None."""
+        """Return a function that launches the graph of a call on these arrays; without graphs see `_awaited`."""
+        if not self.captures and not self._device.asynchronous:
+            return self._awaited(call, source, target)
         direct = self._graphs.direct.get(place_of(call.request, source, target))
         return None if direct is None else direct.launch
+
+    def _awaited(self, call: Any, source: Any, target: Any) -> Launcher:
+        """Return a function that carries out a call on the emulated device between threads, which the host awaits."""
+        nodes = self._nodes(call, source, target, self._device.stream(None))
+
+        def complete(stream: Stream) -> Operation:
+            yield from self._walk(nodes, stream)
+            yield from self._device.settle(stream)
+
+        return complete
 
     def scratch(self) -> list[Any]:
         """Return all memory that results are formed from, without the user's arrays."""
@@ -139,21 +170,51 @@ class NcclExecutor(Executor):
         self._captured.clear()
 
     def _enqueue(self, call: NcclScheduleCall, stream: Stream, source: Any, target: Any) -> Operation:
+        yield from self._walk(self._nodes(call, source, target, stream), stream)
+
+    def _nodes(self, call: NcclScheduleCall, source: Any, target: Any, stream: Stream) -> list[Bound]:
+        """Return the nodes of a call on given memory, after a first one without messages, for a copy of the input."""
         request, plan = call.request, call.request.plan
         assert plan is not None
-        addresses = self._addresses(request, plan, source, target, stream)
-        run = _GroupedRounds(self._device, request, addresses)
+        addresses, first = self._addresses(request, plan, source, target, stream), list[Enqueue]()
         if plan.copy_input:
-            self._device.kernels.copy(address(source), addresses["input"], source.size, request.dtype.itemsize, stream)
-        for number, node in enumerate(call.nodes):
+            width = request.dtype.itemsize
+            first = self._device.kernels.copiers(address(source), addresses["input"], source.size, width)
+        return [Bound(Node(), (), (), first), *(self._bound(node, request, addresses) for node in call.nodes)]
+
+    def _walk(self, nodes: Sequence[Bound], stream: Stream) -> Operation:
+        for number, (node, sends, receives, forms) in enumerate(nodes, -1):
             where = self._side_stream() if node.side else stream
             if node.after is not None:
                 where.wait_event(self._event(node.after))
             if node.sends or node.receives:
-                yield from self._transport.group(*run.parts(node), where)
-            run.combine(node.forms, where)
+                yield from self._transport.group(sends, receives, where)
+            for form in forms:
+                form(where)
             if node.awaited:
                 self._event(number).record(where)
+
+    def _bound(self, node: Node, request: CallRequest, addresses: dict[str, int]) -> Bound:
+        width, kernels = request.dtype.itemsize, self._device.kernels
+
+        def at(span: Span) -> int:
+            return addresses[span.buffer] + span.start * width
+
+        def parts(messages: Sequence[Message]) -> list[Part]:
+            return [Part(at(one.span), (one.span.stop - one.span.start) * width, one.peer) for one in messages
+                    if one.span.stop > one.span.start]
+
+        if request.collective == "barrier":  # all sends share one byte, each receive has its own
+            token = addresses["token"]
+            return Bound(node, [Part(token, TOKEN, message.peer) for message in node.sends],
+                         [Part(token + place, TOKEN, one.peer) for place, one in enumerate(node.receives, 1)], [])
+        forms: list[Enqueue] = []
+        for form in node.forms:
+            count, sources = form.dst.stop - form.dst.start, [*map(at, form.sources)]
+            forms += (kernels.reducers(request.op, request.dtype, sources, at(form.dst), count)
+                      if len(sources) > 1 and request.op is not None else
+                      kernels.copiers(sources[0], at(form.dst), count, width))
+        return Bound(node, parts(node.sends), parts(node.receives), forms)
 
     def _addresses(self, request: CallRequest, plan: Plan, source: Any, target: Any, stream: Stream) -> dict[str, int]:
         """Return the addresses of the buffers of a call by name; "input" is a buffer if the plan needs a copy."""
@@ -200,38 +261,6 @@ class NcclExecutor(Executor):
         while len(self._events) <= number:
             self._events.append(self._device.new_event())
         return self._events[number]
-
-
-class _GroupedRounds:
-    """One call under way: the buffers by name, as addresses."""
-
-    def __init__(self, device: Device, request: CallRequest, addresses: dict[str, int]) -> None:
-        self._kernels, self._request, self._addresses = device.kernels, request, addresses
-        self._width = request.dtype.itemsize
-
-    def parts(self, exchange: Node) -> tuple[list[Part], list[Part]]:
-        """Return the messages of a node by addresses; messages without data only in a barrier."""
-        if self._request.collective == "barrier":  # all sends share one byte, each receive has its own
-            token = self._addresses["token"]
-            return ([Part(token, TOKEN, message.peer) for message in exchange.sends],
-                    [Part(token + place, TOKEN, one.peer) for place, one in enumerate(exchange.receives, 1)])
-        return self._parts(exchange.sends), self._parts(exchange.receives)
-
-    def _parts(self, messages: Sequence[Message]) -> list[Part]:
-        parts = [Part(self._at(m.span), (m.span.stop - m.span.start) * self._width, m.peer) for m in messages]
-        return [part for part in parts if part.nbytes]
-
-    def combine(self, forms: Sequence[Reduction], stream: Stream) -> None:
-        request = self._request
-        for form in forms:
-            count, sources = form.dst.stop - form.dst.start, [self._at(span) for span in form.sources]
-            if len(sources) > 1 and request.op is not None:
-                self._kernels.reduce(request.op, request.dtype, sources, self._at(form.dst), count, stream)
-            else:
-                self._kernels.copy(sources[0], self._at(form.dst), count, self._width, stream)
-
-    def _at(self, span: Span) -> int:
-        return self._addresses[span.buffer] + span.start * self._width
 
 
 def nodes_of(plan: Plan) -> list[Node]:
@@ -302,3 +331,79 @@ def _cut(message: Message) -> list[Message]:
     starts = range(span.start, span.stop, MAX_ELEMENTS) or [span.start]
     return [message._replace(span=span._replace(start=start, stop=min(start + MAX_ELEMENTS, span.stop)))
             for start in starts]
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Replay:
+    """A captured call, the addresses read and written by it, and the objects to be kept: buffers and stream.
+
+    A graph keeps NCCL's communicator alive. `Graphs.clear` releases the graph even while others still hold the replay.
+    """
+
+    graph: Graph | None
+    source: int
+    target: int
+    keep: tuple[Any, ...]
+
+    def launch(self, stream: Stream) -> None:
+        assert self.graph is not None
+        self.graph.launch(stream)
+
+
+class Graphs:
+    """The captured calls of one communicator, and the counts of all calls.
+
+    `direct` has the graphs on the user's memory, by `place_of`; `buffered` the graphs on private buffers, by the name
+    from `serve` and whether the call is in place.
+    """
+
+    def __init__(self) -> None:
+        self._seen: collections.Counter[Any] = collections.Counter()
+        self._chosen: set[Any] = set()
+        self.buffered: dict[Any, Replay] = {}
+        self.direct: dict[Any, Replay] = {}
+        self._all: weakref.WeakSet[Replay] = weakref.WeakSet()  # all of `direct`, and those held only by a launcher
+
+    def serve(self, request: CallRequest, stream: Stream) -> Any:
+        """Count the call; return its name for a replay, equal on every rank, or None."""
+        if not 0 < request.nbytes <= LIMIT or request.cut.lengths is not None or stream.is_capturing():
+            return None
+        signature = _signature(request)
+        if signature in self._chosen:
+            return signature
+        # All ranks count the same calls, and so clear the counts at the same call.
+        if len(self._seen) == SEEN:
+            self._seen.clear()
+        self._seen[signature] += 1
+        if self._seen[signature] <= CALLS or len(self._chosen) == GRAPHS:
+            return None
+        self._chosen.add(signature)
+        return signature
+
+    def keep_direct(self, place: Any, replay: Replay) -> None:
+        """Keep a graph on the user's memory, and forget the oldest if there are too many."""
+        if len(self.direct) == DIRECT:
+            del self.direct[next(iter(self.direct))]
+        self.direct[place] = replay
+        self._all.add(replay)
+
+    def rows(self) -> list[Any]:
+        """Return the private buffers of all graphs."""
+        return [row for replay in self.buffered.values() for row in replay.keep[:2] if row is not None]
+
+    def clear(self) -> None:
+        for replay in (*self.buffered.values(), *self._all):
+            replay.graph, replay.keep = None, ()
+        for kept in (self.buffered, self.direct, self._chosen, self._seen):
+            kept.clear()
+
+
+def _signature(request: CallRequest) -> tuple[Any, ...]:
+    """Return the key of a call, equal on every rank."""
+    op = request.op and request.op.cuda
+    return request.collective, request.algorithm, request.nbytes, request.dtype.name, request.root, op
+
+
+def place_of(request: CallRequest, source: Any, target: Any) -> tuple[Any, ...]:
+    """Return the key of a call on given memory."""
+    return _signature(request), address(source), address(target)

@@ -12,8 +12,8 @@ from gpucoll.arrays import address
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device import Device, Waiting, nccl
+from gpucoll.device.launch import StreamOrder
 from gpucoll.device.nccl import Nccl
-from gpucoll.device.streams import StreamOrder
 from gpucoll.executors import Call, CallRequest, Executor, Launcher
 from gpucoll.progress.operations import Operation
 

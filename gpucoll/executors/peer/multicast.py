@@ -3,23 +3,32 @@
 Every rank allocates memory on its GPU and binds the memory to a common object of CUDA. Every rank maps the object at a
 second address, used by the kernels of ``kernels/device/peer_multimem.cu`` only. Hopper GPUs and newer behind an
 NVSwitch have such memory (NVLS). Source: CUDA's driver API, multicast object management.
+
+CUDA exports the object as a file descriptor, and a descriptor has a meaning in its own process only. The kernel copies
+a descriptor sent through a Unix socket into the receiving process.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import os
+import secrets
+import socket
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gpucoll.device.peer import Multicast
 from gpucoll.errors import GpucollError
-from gpucoll.executors.peer.descriptors import DescriptorOffer, reach, take
-from gpucoll.executors.peer.memory import Exchange
+from gpucoll.executors.peer.tables import Multicast
 from gpucoll.progress.operations import Pending
+from gpucoll.transport.connections import belongs_to_user, is_readable
 
 if TYPE_CHECKING:
     from gpucoll.device.cuda import CudaDevice
+
+# Exchange words: return the words of every rank, in rank order.
+Exchange: TypeAlias = Callable[[Sequence[int]], Generator[Pending, None, list[list[int]]]]
+NAME_BITS = 62  # of the name of an offer
 
 
 class Lacking(Exception):
@@ -73,7 +82,7 @@ class MulticastMemory:
 
     def _check(self) -> None:
         try:
-            from gpucoll.device.packages import driver
+            from gpucoll.device.gpus import driver
 
             attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
         # An old version of the package lacks the attribute.
@@ -226,3 +235,61 @@ def _nothing(*_: object) -> None:
 
 def _connect(connected: list[Any], name: int) -> None:
     connected.append(reach(name))
+
+
+class DescriptorOffer:
+    """A descriptor on offer to processes of this user; `name` is a number for `reach`."""
+
+    def __init__(self) -> None:
+        self.name = secrets.randbits(NAME_BITS)
+        self._listener = socket.socket(socket.AF_UNIX)
+        try:
+            self._listener.bind(_place(self.name))
+            self._listener.listen()
+        except OSError:
+            self._listener.close()
+            raise
+
+    def give(self, descriptor: int, count: int) -> Generator[Pending, None, None]:
+        """Send the descriptor to `count` processes; a connection of another user is closed and not counted."""
+        while count:
+            while not is_readable(self._listener):
+                yield lambda: is_readable(self._listener)
+            connected, _ = self._listener.accept()
+            with connected:
+                if belongs_to_user(connected):
+                    socket.send_fds(connected, [b"\0"], [descriptor])
+                    count -= 1
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def reach(name: int) -> socket.socket:
+    """Return a connection to the offer `name`; raise OSError if the offer is in another container, or another user's.
+    """
+    connected = socket.socket(socket.AF_UNIX)
+    try:
+        connected.connect(_place(name))
+        if not belongs_to_user(connected):
+            raise OSError("the socket belongs to another user")
+    except OSError:
+        connected.close()
+        raise
+    return connected
+
+
+def take(connected: socket.socket) -> Generator[Pending, None, int]:
+    """Return the descriptor sent through a connection, and close the connection; raise OSError if none comes."""
+    with connected:
+        while not is_readable(connected):
+            yield lambda: is_readable(connected)
+        _, descriptors, _, _ = socket.recv_fds(connected, 1, array.array("i").itemsize)
+    if len(descriptors) != 1:
+        raise OSError("the other process has closed the connection")
+    return descriptors[0]
+
+
+def _place(name: int) -> str:
+    # The leading zero byte makes the name abstract: no file remains.
+    return f"\0gpucoll-descriptor-{name:016x}"

@@ -19,7 +19,7 @@ import types
 
 import numpy
 
-from gpucoll.device import gxx, nvlink, nvrtc, packages
+from gpucoll.device import gpus, nvrtc, store
 
 from . import _capture, _creation, _generic, _machine, cuda, fft, linalg, random, testing
 from ._array import ndarray
@@ -54,7 +54,7 @@ def numpy_device(ordinal):
     if __name__ != "cupy":
         from ..cuda.bindings import driver
 
-        packages.use({"driver": driver})
+        gpus.use({"driver": driver})
         # The number of the GPU is unlike those of the other ranks. Its work is done where the host waits for it.
         _machine.MACHINE.bus, _machine.MACHINE.has_thread = os.getpid(), False
     return _numpy_device.EmulatedDevice(ordinal)
@@ -64,9 +64,9 @@ def memoize(for_each_device=False):
     return functools.cache
 
 
-_before = [(nvlink, "joined", nvlink.joined), (nvrtc, "compile_cubin", nvrtc.compile_cubin),
-           (nvrtc, "recipe", nvrtc.recipe), (packages, "_given", packages._given)]
-packages._given = dict(packages._given)
+_before = [(gpus, "joined", gpus.joined), (nvrtc, "compile_cubin", nvrtc.compile_cubin),
+           (nvrtc, "recipe", nvrtc.recipe), (gpus, "_given", gpus._given)]
+gpus._given = dict(gpus._given)
 
 
 def leave():
@@ -75,9 +75,9 @@ def leave():
         setattr(owner, name, value)
 
 
-packages.use({"cupy": sys.modules[__name__],
+gpus.use({"cupy": sys.modules[__name__],
               "libcuda.so.1": types.SimpleNamespace(cuThreadExchangeStreamCaptureMode=_capture.exchanged)})
 if __name__ == "cupy":  # a program's CuPy, and not only the machine of its NumPy arrays
-    nvlink.joined = lambda numbers: True  # no NVML here; all GPUs of the machine are joined
-    nvrtc.compile_cubin = lambda source, arch, major=None: (gxx.compile_shared(source), "")
-    nvrtc.recipe = lambda arch, major=None: f"emulated\n{gxx.recipe()}"  # equal for every arch
+    gpus.joined = lambda numbers: True  # no NVML here; all GPUs of the machine are joined
+    nvrtc.compile_cubin = lambda source, arch, major=None: (store.compile_shared(source), "")
+    nvrtc.recipe = lambda arch, major=None: f"emulated\n{store.recipe()}"  # equal for every arch

@@ -5,12 +5,10 @@ import math
 
 import numpy
 
-from gpucoll.arrays.segments import on_host
 from gpucoll.device.cuda import CudaDevice
-from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.launch import Kernels
 from gpucoll.device.sources import family, text
-from gpucoll.device.store import user_store
+from gpucoll.device.store import compile_shared, recipe, user_store
 from gpucoll.errors import ArgumentError
 
 from . import _memory
@@ -38,7 +36,8 @@ class EmulatedDevice(CudaDevice):
     moves_rows = is_current = staticmethod(lambda _: True)
     is_blocking = staticmethod(lambda stream: False)
     owns = staticmethod(lambda array: None if isinstance(array, numpy.ndarray) else "on a GPU")
-    array_on = staticmethod(on_host)
+    array_on = staticmethod(lambda block, shape, dtype: numpy.asarray(block)[:math.prod(shape) * dtype.itemsize].view(
+        dtype).reshape(shape))
 
     def stream(self, given):
         """Return the main stream for None and for any CUDA stream, so that GPU programs run unchanged."""

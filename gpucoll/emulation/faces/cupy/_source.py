@@ -10,7 +10,7 @@ import shlex
 
 import numpy
 
-from gpucoll.device import CompileError, gxx, sources
+from gpucoll.device import CompileError, sources, store
 from gpucoll.device.store import user_store
 from gpucoll.errors import UsageError
 
@@ -104,8 +104,8 @@ def library(code, names, options=()):
     # A kernel may have the name of a function of the C library, such as `times`.
     flags = ("-O2", "-w", "-Wl,-Bsymbolic-functions", *options_of(options))
     try:
-        path = user_store().path(source, ".so", functools.partial(gxx.compile_shared, source, *flags),
-                                 flags="\n".join([gxx.recipe(), *flags]))
+        path = user_store().path(source, ".so", functools.partial(store.compile_shared, source, *flags),
+                                 flags="\n".join([store.recipe(), *flags]))
     except CompileError as error:
         raise CompileException(str(error), code, "program.cu", tuple(options)) from None
     return ctypes.CDLL(str(path))

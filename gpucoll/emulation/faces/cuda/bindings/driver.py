@@ -15,7 +15,7 @@ import os
 import struct
 from types import SimpleNamespace
 
-from gpucoll.device.packages import cupy
+from gpucoll.device.gpus import cupy
 
 MACHINE = cupy._machine.MACHINE
 

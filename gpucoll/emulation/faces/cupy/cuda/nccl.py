@@ -14,7 +14,7 @@ import weakref
 
 import numpy
 
-from gpucoll.device import packages
+from gpucoll.device import gpus
 
 from .. import _memory, _windows, _wire
 from .._config import NcclConfig
@@ -359,4 +359,4 @@ def _library():
     return types.SimpleNamespace(**functions, ncclGetLastError=lambda _: _last_error.encode())
 
 
-packages.use({"libnccl.so.2": _library()})
+gpus.use({"libnccl.so.2": _library()})
