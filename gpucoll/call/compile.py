@@ -167,9 +167,8 @@ class HostBackend:
         return observed(call, self._reported, self)
 
     def counters(self) -> list[Any]:
-        """Return what counts shares of calls: the engines made so far, and the comparison by messages."""
-        engines = [one.engine for one in self._with_engine if one.engine is not None]
-        return engines if self.counts_calls else [*engines, self._comparison]
+        """Return the engines made so far: they count the shares of calls."""
+        return [one.engine for one in self._with_engine if one.engine is not None]
 
     def meeting(self) -> Operation:
         """Return the operation that finds access to the memory of the node's other ranks; all these ranks join."""

@@ -3,8 +3,7 @@
 A call's time has three shares: this rank's own delay before the call, the wait for other ranks in the call, and the
 rest, moving and reducing. `CallRecord` adds them up by kind of call; report.py and metrics.py show these sums. The
 engine counts the shares of its calls itself (kernels/engine/walker.h), and device_shares.py those of calls on a GPU.
-All other calls are counted here, from two readings of the clock and from the findings of the engine and of the
-comparison by messages.
+All other calls are counted here, from two readings of the clock and from the findings of the engine.
 
 With GPUCOLL_DUMP_DIR each rank also writes a file per communicator into that folder (`Flight`). A head describes the
 rank; a ring of CALLS records, 384 bytes each, follows. The engine writes records in the same layout
@@ -54,11 +53,10 @@ CLOSED = "closed"  # the collective of the last record of a communicator that al
 class CallRecord:
     """The record of a communicator's calls: the sums of calls counted here, and of the engine's repeated calls.
 
-    `counters` returns what else counts: the engines, and the comparison by messages. Their `shares` are own delays,
-    waits, and the time of the end of the last call, in nanoseconds. `file` has the last calls, if the program asks for
-    a file. `times` has timings of blocking calls on host arrays, by name, executor, algorithm and bit length of the
-    size. Number 0 of a row is the number of calls, then comes a ring of the seconds of the last `TIMED` calls, then the
-    sums of the engine's repeated calls.
+    `counters` returns the engines. Their `shares` are own delays, waits, and the time of the end of the last call, in
+    nanoseconds. `file` has the last calls, if the program asks for a file. `times` has timings of blocking calls on
+    host arrays, by name, executor, algorithm and bit length of the size. Number 0 of a row is the number of calls, then
+    comes a ring of the seconds of the last `TIMED` calls, then the sums of the engine's repeated calls.
     """
 
     def __init__(self, counters: Callable[[], Iterable[Any]] = tuple) -> None:

@@ -200,7 +200,6 @@ class Preflight(Deferring):
         self._wire, self._rank, self._size = link.wire, link.place.rank, link.place.size
         self._nodes = link.place.nodes
         self.number = 0  # of comparisons
-        self._own = self._waited = 0  # nanoseconds found by `compare`
         self._heard = NO_STAMPS  # the stamps shown by all ranks with the last call judged
         # The exchange not judged so far; of the last compared call, and of the call before.
         self._open: Exchange | None = None
@@ -212,36 +211,21 @@ class Preflight(Deferring):
         if self.defers:
             yield from self.deferred(description)
             return
-        yield from self.settled()
-        exchange, began = self._begin(f"{description}\n{call_site()}", moves=False), time.monotonic_ns()
+        yield from self._show(f"{description}\n{call_site()}", None, moves=False)
+        exchange = self._open
+        assert exchange is not None
         while not exchange.has_ended():
             yield exchange.has_ended
         self._judge(exchange)
-        arrivals = exchange.numbers()[:, 0].tolist()
-        self._own += arrivals[self._rank] - min(arrivals)
-        self._waited += time.monotonic_ns() - began
 
-    def shares(self) -> tuple[int, int, int]:
-        """Return nanoseconds as the method of an engine: own delays and waits found by `compare`, less those taken."""
-        return self._own, self._waited, 0
-
-    def take(self) -> tuple[int, int]:
-        """Return own delay and wait, to be counted by the engine's call that `compare` is a part of."""
-        found, self._own, self._waited = (self._own, self._waited), 0, 0
-        return found
-
-    def _show(self, description: str, stamps: Array | None) -> Operation:
+    def _show(self, description: str, stamps: Array | None, *, moves: bool = True) -> Operation:
         # At most one exchange is in flight: `_open` holds a single one.
         yield from self.settled()
-        self._begin(description, stamps, moves=True)
-
-    def _begin(self, text: str, stamps: Array | None = None, *, moves: bool) -> Exchange:
         if not self.number:
             self._waits.hooks.append(self.check)
         # The exchange before stays: it has the last known call of a rank that does not come to this one.
         self.number, self._before = self.number + 1, self._last
-        self._open = self._last = Exchange(self._wire, self._rank, self._size, text, stamps, moves=moves)
-        return self._open
+        self._open = self._last = Exchange(self._wire, self._rank, self._size, description, stamps, moves=moves)
 
     def _judge(self, exchange: Exchange) -> None:
         """Raise the error of ranks that make different calls, if any."""

@@ -221,15 +221,6 @@ static Ref<> shares(Engine& self) {
                                  node.call_count == 0 ? 0LL : static_cast<long long>(node.left)));
 }
 
-// add_shares(own, waited): add nanoseconds found outside the engine, by a comparison of messages, to the call under way.
-static Ref<> add_shares(Engine& self, PyObject* given) {
-    long long own, waited;
-    check(PyArg_ParseTuple(given, "LL", &own, &waited));
-    self.walker.times.own += own;
-    self.walker.times.waited += waited;
-    return none();
-}
-
 // settle(): cancel the call under way. All ranks know, and no data moved.
 static Ref<> settle(Engine& self) {
     if (self.walker.plan != nullptr) self.walker.settle(self.node);
@@ -320,7 +311,6 @@ static PyObject* new_engine(PyTypeObject*, PyObject* given, PyObject* named) {
 
 static PyMethodDef methods[] = {
     {"add_call_site", Method<add_call_site>::call, METH_O, nullptr},
-    {"add_shares", Method<add_shares>::call, METH_VARARGS, nullptr},
     {"attach", Method<attach>::call, METH_VARARGS, nullptr},
     {"awaited", Method<awaited>::call, METH_NOARGS, nullptr},
     {"begin", Method<begin_call>::call, METH_VARARGS, nullptr},

@@ -65,7 +65,6 @@ class Comparing:
                 self._pending = next(self._operation, None)
                 if self._pending is None:
                     self._operation = None
-                    self._executor.engine.add_shares(*comparison.take())
                     return True
         except BaseException as error:
             self._operation = self._pending = None
