@@ -14,7 +14,6 @@ import atexit
 import collections
 import contextlib
 import functools
-import os
 import sys
 import threading
 import time
@@ -24,6 +23,7 @@ from typing import Any
 
 from gpucoll.errors import ArgumentError, BackendError
 from gpucoll.health.flight import NAMES, CallRecord
+from gpucoll.transport.process import PROCESS
 
 PAUSE = 5.0  # seconds between two files
 # By name in `stats`: the name of the counter, and its help.
@@ -58,8 +58,7 @@ class Exporter:
     """
 
     def __init__(self, rank: int) -> None:
-        self._rank, self._owner = rank, os.getpid()
-        self._lock = threading.Lock()
+        self._rank, self._lock = rank, threading.Lock()
         self._began = time.monotonic()
         self._past: dict[int, CallRecord] = collections.defaultdict(CallRecord)  # by rank: closed communicators
         self._open: dict[CallRecord, int] = {}
@@ -104,7 +103,7 @@ class Exporter:
 
     def _own(self, do: Callable[[], object]) -> None:
         """Do something, but not in the child of a fork; a full disk must not end the program."""
-        if os.getpid() == self._owner:
+        if PROCESS.exporter is self:
             with contextlib.suppress(OSError):
                 do()
 
@@ -157,13 +156,13 @@ def exporter_of(environment: Mapping[str, str], rank: int, local_rank: Callable[
     if not places:
         return None
     with _making:
-        exporter = _exporters.get(os.getpid()) or Exporter(rank)
+        exporter: Exporter = PROCESS.exporter or Exporter(rank)
         try:
             for place in places:
                 exporter.begin(place, local_rank())
         except (OSError, OverflowError) as error:
             raise BackendError(f"GPUCOLL_METRICS={metrics}: rank {rank}: {error}", code="GC-OPTION") from error
-        _exporters[os.getpid()] = exporter
+        PROCESS.exporter = exporter
     return exporter
 
 
@@ -172,4 +171,3 @@ def _path(path: Path, local_rank: int) -> Path:
 
 
 _making = threading.Lock()
-_exporters: dict[int, Exporter] = {}  # by process, as a fork's child must not use the parent's

@@ -32,6 +32,7 @@ class Process:
         self.ucx: Any = None  # UCX's worker of this process
         self.limits: list[float] = []  # on the end of MPI, and on rank 0's wait, set by failed communicators
         self.lost_mpi = self.lost_ucx = False  # whether MPI or UCX is the parent's: its threads are missing here
+        self.exporter: Any = None  # of metrics, and of a summary at the end
         self.forks: list[Callable[[], object]] = []  # called in the child of a fork
 
     def forked(self) -> None:
@@ -45,7 +46,7 @@ class Process:
         self.lost_ucx |= self.ucx is not None and self.ucx.worker is not None
         MPI = sys.modules.get("mpi4py.MPI")
         self.lost_mpi |= MPI is not None and getattr(MPI, "Is_initialized", bool)()
-        self.ucx = None
+        self.ucx = self.exporter = None
         for table in (self.applicants, self.ports, self.held, self.stores, self.limits):
             table.clear()
         for call in self.forks:
