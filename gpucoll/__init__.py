@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpucoll.algorithms import algorithm, algorithms, schedule
 from gpucoll.communicator import Communicator, Transport, init, init_local, join, run_local
-from gpucoll.communicator.wildcards import ANY_SOURCE, ANY_TAG, PROC_NULL, Status
+from gpucoll.communicator.points import ANY_SOURCE, ANY_TAG, PROC_NULL, Status
 from gpucoll.core.ops import ReduceOp, elementwise_op, premul_sum
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Send, Slice
 from gpucoll.errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,7 +30,7 @@ from gpucoll.tuner import Choice, Tuner
 
 if TYPE_CHECKING:
     from gpucoll.communicator.transports import Transport
-    from gpucoll.executors.engine import EngineExecutor
+    from gpucoll.executors.engine import NodeEngine
     from gpucoll.executors.native import NativeExecutor
 
 NATIVE = "native"
@@ -44,10 +44,8 @@ class Backend(Protocol):
     def executors(self) -> Sequence[Executor]:
         """All executors, in the order of precedence."""
 
-    reports_calls: bool  # whether every call gets its comparison and its reports by `observed`
-
     def observed(self, call: Call) -> Call:
-        """Return `call` with its comparison and its reports to observers."""
+        """Return `call` with its comparison and its reports to observers, unless the engine does both."""
 
 
 def able(backend: Backend, request: CallRequest, allowed: str | None) -> tuple[str, ...]:
@@ -105,7 +103,7 @@ def compile_request(backend: Backend, request: CallRequest, tuner: Tuner, place:
     if isinstance(call, Refusal):
         raise ArgumentError(f"{request.collective}: executor {choice.executor} cannot run this call: {call.reason}",
                             code="GC-ALGO")
-    return backend.observed(call) if backend.reports_calls or not call.executor.on_engine else call
+    return backend.observed(call)
 
 
 def make_plan(request: CallRequest, choice: Choice, place: RankTopology) -> Plan:
@@ -143,7 +141,6 @@ class HostBackend:
         self._walker = messages if isinstance(messages, MpiExecutor) else None
         self._comparison: Preflight | None = None
         self._observers: list[CallObserver] = []
-        self.reports_calls = False  # whether the engine's own calls have observers too
         self._reported: list[CallObserver] = []  # of calls that the engine does not record: the flight record, too
 
     def observe(self, flight: Flight | None, observers: Sequence[CallObserver], comparison: Preflight | None) -> None:
@@ -152,10 +149,10 @@ class HostBackend:
         `comparison` compares by messages. The engine of `shared` compares without messages: it reads the call
         descriptors of the other ranks.
         """
-        self._observers, self._comparison, self.reports_calls = [*observers], comparison, bool(observers)
+        self._observers, self._comparison = [*observers], comparison
         self._reported = [*([] if flight is None else [flight]), *observers]
         if self._shared is not None:
-            if self._shared.name != "shared":
+            if not self._shared.kind.compares:
                 self._shared.comparison = comparison
             if flight is not None:
                 self._shared.record(flight.memory, LAST, HEAD, CALLS)
@@ -174,23 +171,25 @@ class HostBackend:
         """Return the operation that finds access to the memory of the node's other ranks; all these ranks join."""
         return iter(()) if self._shared is None else self._shared.meeting()
 
-    def engine(self, waits: Progress) -> Any:
-        """Return the engine for calls planned before, set to follow `waits`; None without an engine."""
+    def engine(self, waits: Progress, python: Callable[..., Any]) -> Any:
+        """Return the engine for calls planned before, set to follow `waits`; None without an engine.
+
+        `python` makes the calls unknown to the engine.
+        """
         shared = self._shared
         if shared is None or shared.engine is None or self._observers:
             return None
         # Calls of the engine bypass `waits.run`: share its lock, queues and failure.
-        shared.engine.bind_progress(*waits.gate(), waits, GpucollError)
+        shared.engine.bind_progress(*waits.gate(), waits, GpucollError, python)
         waits.is_busy = shared.engine.is_busy
         if self._native is not None:
             # A blocking call of MPI's has no deadline of its own: a thread raises this error.
             self._native.watch.late = waits.late
         return shared.engine
 
-    def points(self, link: Transport) -> Any:
-        """Return the carrier of messages between two ranks, with mpi4py's `Isend` and `Irecv`."""
-        shared = self._shared
-        return shared if shared is not None and shared.carries else link.points
+    def port(self, points: Any) -> Any:
+        """Return the carrier of messages between two ranks; `points` is that between nodes."""
+        return points if self._shared is None else self._shared.port(points)
 
     @property
     def shows_calls(self) -> Any:
@@ -214,10 +213,6 @@ class HostBackend:
     def progress(self, *, common: bool = False) -> dict[int, LastCall]:
         """Return the last call of each rank that shows its calls; `common` as of the engine's executor."""
         return {} if self._shared is None else self._shared.progress(common=common)
-
-    def under_way(self) -> str:
-        """Return the descriptor of the call under way, "" if none is known."""
-        return "" if self._shared is None else self._shared.under_way()
 
     @property
     def counts_calls(self) -> bool:
@@ -280,35 +275,36 @@ class HostBackend:
 
 
 def _made(link: Transport, timeout: float, asked: str | None, check: str | None
-          ) -> tuple[EngineExecutor | None, EngineExecutor | MpiExecutor, NativeExecutor | None]:
+          ) -> tuple[NodeEngine | None, NodeEngine | MpiExecutor, NativeExecutor | None]:
     """Return the executors for host arrays: of shared memory, of messages, of MPI. A collective call of processes."""
-    from gpucoll.executors.engine import MESSAGES, EngineExecutor, library
+    from gpucoll.executors.engine import KINDS, NodeEngine, library
     from gpucoll.executors.engine.wires import agreed_wire
 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID
     shared = native = None
-    if asked not in MESSAGES and link.shares_memory:  # also beside executors of GPUs: the engine compares their calls
-        shared = EngineExecutor(link, timeout, check, name)
+    # Also beside executors of GPUs: the engine compares their calls.
+    if link.shares_memory and (asked not in KINDS or KINDS[asked].carries):
+        shared = NodeEngine(link, timeout, check, name)
         # Threads meet in `init_local`: one thread may make all communicators.
         if link.mpi is not None:
             # The communicator's guard does not exist yet: this one ends the meeting if a rank dies.
             others, began = frozenset(range(link.place.size)) - {link.place.rank}, time.monotonic()
             guard = Guard(link.place.rank, link.processes, lambda: others, dict, link.farewells, lambda: began)
             shared.meet(guard.check)
-    able = library() is not None and (shared is None or shared.name != HYBRID or shared.engine is not None)
+    able = library() is not None and (shared is None or shared.kind.compares or shared.engine is not None)
     wire = agreed_wire(link, timeout, check, able=able) if link.place.size > 1 else None
-    messages: EngineExecutor | MpiExecutor
+    messages: NodeEngine | MpiExecutor
     if wire is None and (link.place.size > 1 or library() is None):
         # Where an engine compares the calls, this executor counts them when they run.
         counts = check == "off" or (shared is not None and shared.engine is not None)
         messages = MpiExecutor(link.wire, check, counts=counts)
         messages.name = link.carrier
     else:
-        messages = EngineExecutor(link, timeout, check, link.carrier, on_engine=asked == link.carrier)
+        messages = NodeEngine(link, timeout, check, link.carrier, on_engine=asked == link.carrier)
         if messages.on_engine:
             messages.meet()  # without a wait: each rank is a node of its own
         for one in (shared, messages):
-            if wire is not None and one is not None and one.name != "shared":
+            if wire is not None and one is not None and one.kind.has_wire:
                 one.use_wire(wire)
     if link.has_collectives:
         from gpucoll.executors.native import NativeExecutor

@@ -176,7 +176,8 @@ def reports_refusals(call: Callable[..., Any]) -> Callable[..., Any]:
 class Calls:
     """The calls of a communicator: the single path of all calls, and the table of those compiled.
 
-    `engine` runs repeated calls on host arrays, once made, and `fast_path` is the engine, or `not_known` without one.
+    `do` makes a collective with the same shapes on all ranks: it is `collective`, or the engine, once made, which
+    repeats calls on host arrays and leaves all others to `collective`. `fast_path` is the engine too, or `not_known`.
     `group` has the works of an open group of calls, else None. A table with `most` entries is cleared.
     """
 
@@ -187,6 +188,7 @@ class Calls:
         self._rank, self._size = core.rank, core.size
         self.engine: Any = None
         self.fast_path: Callable[..., Any] = not_known
+        self.do: Callable[..., Any] = self.collective
         self.group: list[Work] | None = None
         # By device: only a call on the same device can wait for the kernels that still read the memory of its calls.
         self._compiled: dict[str, dict[tuple[CallRequest, str | None], Call]] = {}
@@ -196,8 +198,8 @@ class Calls:
         # By device: calls let go of since the last compilation. Only a compilation uses their memory again.
         self._dropped: collections.defaultdict[str, list[object]] = collections.defaultdict(list)
 
-    def collective(self, name: str, x: Any, out: Any, op: Any, dtype: Any, root: Any, algorithm: Any, async_op: bool,
-                   stream: Any) -> Any:
+    def collective(self, name: str, op: Any, root: Any, algorithm: Any, x: Any, out: Any, dtype: Any, stream: Any,
+                   async_op: bool) -> Any:
         """Run a collective with the same shapes on all ranks, by the call table if possible. No op is ""."""
         # A repeatable call needs options that compare by value: names and a root, no op object.
         cache_key: Key = ()
@@ -207,21 +209,30 @@ class Calls:
                 same = self.same.get((name, op, root, algorithm, id(x), id(out)))
                 if same is not None and (result := same(x, out)) is not NotImplemented:
                     return result
-        return self._collective(cache_key, name, x, out, op, dtype, root, algorithm, async_op, stream)
+        return self._collective(cache_key, name, op, root, x, out, dtype, CallOptions(algorithm, async_op, stream))
 
     @reports_refusals
-    def _collective(self, cache_key: Key, name: str, x: Any, out: Any, op: Any, dtype: Any, root: Any, algorithm: Any,
-                    async_op: bool, stream: Any) -> Any:
-        known = self.find(cache_key, x, out, stream) if cache_key and self.group is None else None
+    def _collective(self, cache_key: Key, name: str, op: Any, root: Any, x: Any, out: Any, dtype: Any,
+                    options: CallOptions) -> Any:
+        known = self.find(cache_key, x, out, options.stream) if cache_key and self.group is None else None
         if known is not None:
-            return self.repeat(known, x, out, stream)
-        row, rank_info = COLLECTIVES[name], self.sizes(name, root)
-        call = prepare(row, x, out, rank_info, dtype, self._space(name, x, stream))
-        checked = self.check_op(name, op, call) if row.reduces else None
-        options = CallOptions(algorithm, async_op, stream)
-        return self.run(name, call, options, checked, rank_info.root, cache_key, x, out)
+            return self.repeat(known, x, out, options.stream)
+        ready, call = self.prepared(COLLECTIVES[name], op, root, x, out, dtype, options)
+        return self.begin(ready, call, options, cache_key, x, out)
 
-    def _space(self, name: str, x: Any, stream: Any) -> Space:
+    def prepared(self, row: Collective, op: Any, root: Any, x: Any, out: Any, dtype: Any, options: CallOptions
+                 ) -> tuple[ReadyCall, Prepared]:
+        """Return the compiled call of a collective with the same shapes on all ranks, after a check of its arguments.
+
+        A v-variant, a scatter and a barrier call `resolve` themselves.
+        """
+        rank_info = self.sizes(row.name, root)
+        call = prepare(row, x, out, rank_info, dtype, self.space(row.name, x, options.stream))
+        checked = self.check_op(row.name, op, call) if row.reduces else None
+        return self.resolve(row, call, options, self._core.options.executor, checked, rank_info.root)
+
+    def space(self, name: str, x: Any, stream: Any) -> Space:
+        """Return the space of a call on one array."""
         is_on_host = type(x) is numpy.ndarray and not self._core.emulated
         return HOST if is_on_host else self._core.space(name, x, stream=stream)
 
@@ -233,22 +244,14 @@ class Calls:
             return None
         return known
 
-    def run(self, name: str, call: Prepared, options: CallOptions, op: Op | None = None, root: int = 0,
-             cache_key: Key = (), x: Any = None, out: Any = None) -> Any:
-        """Resolve and run a prepared call. Scatter and the v-variants call `resolve` and `begin` themselves.
-
-        A call with a `cache_key` is kept for repetition, with the user's arrays `x` and `out`. A call without arrays (a
-        host barrier) uses the executor asked for only if that executor serves the host.
-        """
-        allowed = self.host_executor() if call is NOTHING else self._core.options.executor
-        # So that the caller's stream need not wait.
-        call = call._replace(space=call.space.on_side_stream()) if options.async_op else call
-        ready = self.resolve(COLLECTIVES[name], call, options, allowed, op, root)
-        return self.begin(ready, call, options, cache_key, x, out)
-
     def resolve(self, row: Collective, call: Prepared, options: CallOptions, allowed: str | None, op: Op | None = None,
-                 root: int = 0, header: str = "") -> ReadyCall:
-        """Return the compiled call of these arrays; `allowed` is the executor asked for, or None."""
+                root: int = 0, header: str = "") -> tuple[ReadyCall, Prepared]:
+        """Return the compiled call of these arrays, and `call` with the space where it runs.
+
+        `allowed` is the executor asked for, or None.
+        """
+        if options.async_op:  # so that the caller's stream need not wait
+            call = call._replace(space=call.space.on_side_stream())
         space, host = call.space, self._core.host
         order: Order = "any"
         if op is not None:
@@ -266,7 +269,7 @@ class Calls:
             device=space.device,
             symmetric=space is HOST and bool(host.heap.slabs) and host.is_symmetric(source, target),
             captured=space.has_unsupported_capture(), blocking=space.is_blocking())
-        return ReadyCall(self.compiled(request, allowed, space), source, target)
+        return ReadyCall(self.compiled(request, allowed, space), source, target), call
 
     def compiled(self, request: CallRequest, allowed: str | None, space: Space) -> Call:
         """Return the call for a request in `space`; `allowed` is the executor asked for, or None."""
@@ -290,7 +293,10 @@ class Calls:
         return call
 
     def begin(self, ready: ReadyCall, call: Prepared, options: CallOptions, cache_key: Key, x: Any, out: Any) -> Any:
-        """Run a resolved call, or start the call if it is asynchronous or in a group."""
+        """Run a resolved call, or start the call if it is asynchronous or in a group.
+
+        A call with a `cache_key` is kept for repetition, with the user's arrays `x` and `out`.
+        """
         seconds = self.seconds_of(ready.call)
         if cache_key:
             self.keep(cache_key, x, out, ready, call, seconds)
@@ -453,17 +459,25 @@ class Calls:
     @reports_refusals
     def barrier(self, options: CallOptions, cache_key: Key) -> Any:
         self._waits.check_usable()
-        if options.stream is None and not self._core.emulated:
-            return self.run("barrier", NOTHING, options, cache_key=cache_key)
-        space = self._core.gpu("emulated" if self._core.emulated else "cuda").space(options.stream)
-        return self.run("barrier", NOTHING._replace(space=space), options)
+        # On the host, the executor asked for makes the barrier only if it serves the host.
+        call, allowed = NOTHING, self.host_executor()
+        if options.stream is not None or self._core.emulated:
+            space = self._core.gpu("emulated" if self._core.emulated else "cuda").space(options.stream)
+            call, allowed, cache_key = NOTHING._replace(space=space), self._core.options.executor, ()
+        ready, call = self.resolve(COLLECTIVES["barrier"], call, options, allowed)
+        return self.begin(ready, call, options, cache_key, None, None)
 
     def host_engine(self) -> Any:
         """Return the engine for repeated calls on host arrays; None without one, always on the emulated device."""
         if self.engine is None and not self._core.emulated:
-            self.engine = self._core.host.engine(self._waits)
-            self.fast_path = self.engine or self.fast_path
+            self.engine = self._core.host.engine(self._waits, self.collective)
+            self.fast_path = self.engine or not_known
+            self.use_engine()
         return self.engine
+
+    def use_engine(self) -> None:
+        """Let the engine, if there is one, make known calls at once; not in a group, whose calls begin at its end."""
+        self.do = self.engine if self.engine is not None and self.group is None else self.collective
 
     def engine_plan(self, call: Call) -> Any:
         """Return the plan by which the engine repeats `call` without Python; None if it does not."""
@@ -472,7 +486,7 @@ class Calls:
 
     def stop(self) -> None:
         """Close the engine: all later calls take the path through Python, with its checks."""
-        self.fast_path = not_known
+        self.fast_path, self.do = not_known, self.collective
         if self.engine is not None:
             self.engine.close()
 

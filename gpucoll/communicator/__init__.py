@@ -10,15 +10,14 @@
     scatter        the collective with shapes known to the root only; extrema: `maxloc` and `minloc`
     ragged         the v-variants: blocks of different lengths
     objects        Python objects, pickled
-    points         messages between two ranks, groups of calls, splits
-    wildcards      any rank and any tag, the status of a message, messages between GPU arrays
+    points         messages between two ranks, any rank and any tag; groups of calls, splits
+    cycles         ranks that wait for each other's messages for ever
     persistent     calls planned once and made many times
     symmetric      memory mapped by all ranks of a node; windows: memory registered with NCCL
     advice         explanations of the choices of "auto"; a check for NaN and infinity
     elastic        `shrink`, `grow` and `replace`: communicators after a failure or with newcomers
     transports     what joins ranks: the base class of links, and of transports of a program
     links          connections between ranks: MPI or a key-value store for processes, memory for threads
-    thread_hub     state shared by threads as ranks
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from gpucoll.algorithms import registry
 from gpucoll.arrays import HOST, Space, is_borrowed, on_gpu, torch_stream
 from gpucoll.call.table import Calls
 from gpucoll.communicator.gpu import FIRST, Gpu, make_gpu, offered
-from gpucoll.communicator.lifecycle import Lifecycle
+from gpucoll.communicator.lifecycle import assemble
 from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.communicator.transports import Transport
 from gpucoll.core.signature import Signature
@@ -43,7 +43,7 @@ class Core:
             options = options._replace(device=None)
         self.link, self.options, self.emulated = link, options, options.emulated
         self.rank, self.size = link.place.rank, link.place.size
-        self.life = life = Lifecycle(link, options)
+        self.life = life = assemble(link, options)
         self.waits, self.host, self.gpus, self.record = life.waits, life.host, life.gpus, life.record
         self.calls = Calls(self)
         self.metadata = MetadataExchange(self)

@@ -91,7 +91,7 @@ def _group_of_survivors(comm: Communicator) -> Communicator:
             _give_up(comm)
             return comm._over(_inherits(link.survivors(comm.timeout), link))
         except BaseException:
-            link.go()
+            link.stay(stays=False)
             raise
     return (_shrunk_by_mpi(comm, link) if isinstance(link, MpiLink) else None) or _regrouped(comm)
 

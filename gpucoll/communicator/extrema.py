@@ -28,16 +28,9 @@ def located(core: Core, name: str, op: str, x: Any, index: Any) -> tuple[Any, An
     if indices.shape != source.shape:
         raise ArgumentError(f"{name}: index has shape {indices.shape}, expected {source.shape}, one for each "
                             "element of x", code="GC-SHAPE")
-    values = _all_reduced(core, x, op)
+    values = core.calls.do("all_reduce", op, 0, "auto", x, None, None, None, False)
     with core.current(None, [x]):
         is_there = (source == values) | (source != source)  # NaN equals nothing, and wins
         # Ranks without the extreme give the largest integer, which loses in "min".
         indices = module_of(source).where(is_there, indices, indices.dtype.type(numpy.iinfo(indices.dtype).max))
-    return values, _all_reduced(core, indices, "min")
-
-
-def _all_reduced(core: Core, x: Any, op: str) -> Any:
-    result = core.calls.fast_path("all_reduce", op, 0, "auto", x, None)
-    if result is NotImplemented:
-        result = core.calls.collective("all_reduce", x, None, op, None, 0, "auto", False, None)
-    return result
+    return values, core.calls.do("all_reduce", "min", 0, "auto", indices, None, None, None, False)

@@ -98,8 +98,6 @@ class Gpu:
                 raise
             self.made.insert(0, self._peer)
 
-    reports_calls = True
-
     @property
     def executors(self) -> tuple[Executor, ...]:
         """All executors: the peer executor first, if any, the native one last. The first access makes `peer`."""

@@ -9,7 +9,7 @@ import os
 import secrets
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,67 +35,56 @@ from gpucoll.health.clocks import align
 from gpucoll.health.devices import DeviceWatch
 from gpucoll.health.flight import CLOSED, CallRecord, Flight
 from gpucoll.health.guard import Guard
-from gpucoll.health.metrics import exporter_of
-from gpucoll.health.observed import observers_of
+from gpucoll.health.metrics import Exporter, exporter_of
+from gpucoll.health.observed import CallObserver, observers_of
 from gpucoll.health.preflight import EXPLAINS, DeferredOnNode, Deferring, Preflight
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, gpu_index
 from gpucoll.progress.operations import kind_of
+from gpucoll.progress.waits import Progress
 from gpucoll.transport.process import PROCESS
 
 GRACE = 1.0  # seconds for work on a GPU to end by itself, after a failure not yet known on the GPU
 
 
 class Lifecycle:
-    """The connections, executors, waits and guards of a communicator, from its start to its end.
+    """The connections, executors, waits and guards of a communicator, from its start to its end; see `assemble`.
 
-    `waits` has the deadline and the failure of the communicator. `host` and `gpus` have the executors. At the end
-    `stop_calls` is called first, and each of `releases` later, with whether a rank has failed.
+    `waits` has the deadline and the failure of the communicator. `host` and `gpus` have the executors. `preflight` is
+    the comparison of calls, if the engine or messages compare. At the end `stop_calls` is called first, and each of
+    `releases` later, with whether a rank has failed.
     """
 
-    def __init__(self, link: Transport, options: Options) -> None:
-        self.link, self.options = link, options
-        self.waits = link.new_waits(options.timeout)
-        self.waits.enter, self.waits.has_ended = link.enter, link.has_ended
-        self.is_forked = False  # whether this is a fork's child: the links then belong to the parent
-        self.host = HostBackend(link, options.timeout, options.executor, options.check)
+    closed = has_aborted = is_released = False
+    is_forked = False  # whether this is a fork's child: the links then belong to the parent
+    regroups = False  # whether this rank goes on in another communicator after a failure
+    meets = False  # whether this rank waits for all others to make something together
+    refused = (0, 0), 0  # the numbers of calls at the last refusal, and the number of refusals in a row
+    preflight: Preflight | DeferredOnNode | None = None  # read by the guard in every wait
+    observers: Sequence[CallObserver] = ()  # that the user asked for
+    exporter: Exporter | None = None
+    records_calls = False  # in files; alike on all ranks: also true on a rank that can write no file
+    _unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
+
+    def __init__(self, link: Transport, options: Options, waits: Progress, host: HostBackend) -> None:
+        self.link, self.options, self.waits, self.host = link, options, waits, host
         self.gpus: dict[str, Gpu] = {}
-        self.record = CallRecord(self.host.counters)
-        self.waits.on_delay = self.record.delayed
+        self._watches: list[DeviceWatch] = []
+        self.record = CallRecord(host.counters)
         self.stop_calls: Callable[[], None] = lambda: None
+        self.releases: list[Callable[[bool], None]] = []
         # Returns in words the messages that a rank waits for.
         self.waits_for_messages: Callable[[int], str] = lambda rank: ""
-        self.releases: list[Callable[[bool], None]] = []
-        self.closed = self.has_aborted = self.is_released = False
-        # Before the first exchange with other ranks: a rank may die in that exchange.
-        self.guard = self._new_guard()
-        if isinstance(link, LocalLink):
-            # Weak: the links' shared state must not keep a dropped communicator alive.
-            link.used_by(functools.partial(_threads_of, weakref.ref(self)))
-        self.regroups = False  # whether this rank goes on in another communicator after a failure
-        self.refused = (0, 0), 0  # the numbers of calls at the last refusal, and the number of refusals in a row
+        # Ends waits for ranks that go no further.
+        self.guard = Guard(link.place.rank, link.processes, self._awaited, self._progress, link.farewells,
+                           lambda: waits.waits_since, position=self.position, last=self.last_call,
+                           needs_all=lambda: waits.message_wait.work is None,
+                           messages=lambda rank: self.waits_for_messages(rank), shown=host.shown_culprit)
         self.leaving = Leaving(self)
-        self.meets = False  # whether this rank waits for all others to make something together
-        self._watches: list[DeviceWatch] = []
-        self._unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
-        self.preflight: Preflight | DeferredOnNode | None = None  # read by the guard in every wait
-        self.record.file = self._flight_of(os.environ.get("GPUCOLL_DUMP_DIR"))
-        # On all ranks alike: also true on a rank that can write no file.
-        self.records_calls = bool(os.environ.get("GPUCOLL_DUMP_DIR"))
-        rank, threads = link.place.rank, isinstance(link, LocalLink)
-        self._observers = observers_of(rank, os.environ)
-        self._exporter = exporter_of(os.environ, rank, lambda: 0 if threads else gpu_index(link.place))
-        if self._exporter is not None:
-            self._exporter.add(self.record, rank, threads=threads)
-        compares = link.place.size > 1 and options.check != "off" and link.executor is None
-        by_messages: Preflight | None = None  # compares the host's calls if the engine does not
-        # The engine compares the calls of a single node in shared memory: no messages then.
-        if compares and self.host.compares_calls:
-            self.preflight = DeferredOnNode(self.host.shows_calls, self.waits)
-        elif compares:
-            by_messages = preflight = Preflight(link, self.waits, defers=options.check == "deferred")
-            self.preflight = preflight if link.has_collectives or not link.shares_memory else None
-        self.host.observe(self.record.file, self._observers, by_messages)
-        _alive.add(self)
+        waits.enter, waits.has_ended = link.enter, link.has_ended
+        waits.on_delay, waits.on_failure = self.record.delayed, self.abort
+        waits.blame, waits.describe, waits.explain = self.guard.blame, self.guard.describe, self._explain
+        # Called between polls: the death of a rank ends a wait at once, long before the deadline.
+        waits.hooks.append(self.guard.check)
 
     def forked(self) -> None:
         """Disable the parent's communicator in a fork's child: no call, no wait at exit, no shutdown."""
@@ -113,33 +102,6 @@ class Lifecycle:
         """Refuse all calls from now on: the communicator counts as closed."""
         self.closed = True
         self.waits.ended = lambda: ClosedError("this communicator was closed; gpucoll.init() makes a new communicator")
-
-    def _new_guard(self) -> Guard:
-        """Return the guard that ends waits for ranks that go no further, set to follow `waits`."""
-        link, waits = self.link, self.waits
-        guard = Guard(link.place.rank, link.processes, self._awaited, self._progress, link.farewells,
-                      lambda: waits.waits_since, position=self.position, last=self.last_call,
-                      needs_all=lambda: waits.message_wait.work is None,
-                      messages=lambda rank: self.waits_for_messages(rank), shown=self.host.shown_culprit)
-        # Called between polls: the death of a rank ends a wait at once, long before the deadline.
-        waits.hooks.append(guard.check)
-        waits.blame, waits.describe, waits.explain = guard.blame, guard.describe, self._explain
-        self.host.explain_by(guard)
-        waits.on_failure = self.abort
-        return guard
-
-    def _flight_of(self, folder: str | None) -> Flight | None:
-        if not folder:
-            return None
-        place, mpi = self.link.place, self.link.mpi
-        # The files of all ranks of a communicator need one group name.
-        name = f"threads-{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
-        clock = align(self.link, self.waits.run)
-        try:
-            return Flight(Path(folder), name, place.rank, place.size, clock, threads=mpi is None)
-        except BackendError as error:  # evidence for a failure must not be the failure; the other ranks record
-            log.warning("rank %d goes on without a record of its calls: %s", place.rank, error)
-            return None
 
     def _awaited(self) -> set[int] | None:
         others = {*range(self.link.place.size)} - {self.link.place.rank}
@@ -240,7 +202,7 @@ class Lifecycle:
     def watch(self, gpu: Gpu) -> None:
         """Record, observe and compare the calls on a new GPU, and set a watchdog on these calls."""
         recorded = [] if self.record.file is None else [self.record.file]
-        gpu.observe([*recorded, *self._observers], self.of_devices(), self.record, self.link.place)
+        gpu.observe([*recorded, *self.observers], self.of_devices(), self.record, self.link.place)
         if gpu.device.asynchronous and self.link.place.size > 1:
             self._watches.append(DeviceWatch(gpu, self.waits, may_call=self.link.threads))
         if isinstance(self.preflight, DeferredOnNode):
@@ -259,8 +221,8 @@ class Lifecycle:
         self.leaving.place = self.leaving.place or call_site()
         # A call may begin on another thread while this one closes: from here on each call checks `closed`.
         self.stop_calls()
-        if self._exporter is not None:
-            self._exporter.retire(self.record)
+        if self.exporter is not None:
+            self.exporter.retire(self.record)
         self.stop_watches()  # no watchdog may look at streams and transports during their release
         was_well, reported = self.waits.failure is None, self.waits.reported
         unreported, self.waits.unreported = self.waits.unreported, None
@@ -317,6 +279,53 @@ class Lifecycle:
         finally:
             if not failed:
                 self.link.free()
+
+
+def assemble(link: Transport, options: Options) -> Lifecycle:
+    """Return the life of a new communicator. A collective call; each part is made of the parts before it."""
+    waits = link.new_waits(options.timeout)
+    host = HostBackend(link, options.timeout, options.executor, options.check)
+    # From here on the guard watches the other ranks: a rank may die in the exchanges below.
+    life = Lifecycle(link, options, waits, host)
+    host.explain_by(life.guard)
+    if isinstance(link, LocalLink):
+        # Weak: the links' shared state must not keep a dropped communicator alive.
+        link.used_by(functools.partial(_threads_of, weakref.ref(life)))
+    _begin_records(life)
+    by_messages: Preflight | None = None  # compares the host's calls if the engine does not
+    # The engine compares the calls of a single node in shared memory: no messages then.
+    if link.place.size > 1 and options.check != "off" and link.executor is None:
+        if host.compares_calls:
+            life.preflight = DeferredOnNode(host.shows_calls, waits)
+        else:
+            by_messages = Preflight(link, waits, defers=options.check == "deferred")
+            life.preflight = by_messages if link.has_collectives or not link.shares_memory else None
+    host.observe(life.record.file, life.observers, by_messages)
+    _alive.add(life)
+    return life
+
+
+def _begin_records(life: Lifecycle) -> None:
+    """Record, observe and export the calls of this rank as the environment asks. A collective call."""
+    link, folder = life.link, os.environ.get("GPUCOLL_DUMP_DIR")
+    rank, threads = link.place.rank, isinstance(link, LocalLink)
+    if folder:
+        life.record.file, life.records_calls = _flight_in(Path(folder), link, life.waits), True
+    life.observers = observers_of(rank, os.environ)
+    life.exporter = exporter_of(os.environ, rank, lambda: 0 if threads else gpu_index(link.place))
+    if life.exporter is not None:
+        life.exporter.add(life.record, rank, threads=threads)
+
+
+def _flight_in(folder: Path, link: Transport, waits: Progress) -> Flight | None:
+    # The files of all ranks of a communicator need one group name.
+    name = f"threads-{os.getpid()}" if link.mpi is None else link.mpi.bcast(secrets.token_hex(6))
+    clock = align(link, waits.run)
+    try:
+        return Flight(folder, name, link.place.rank, link.place.size, clock, threads=link.mpi is None)
+    except BackendError as error:  # evidence for a failure must not be the failure; the other ranks record
+        log.warning("rank %d goes on without a record of its calls: %s", link.place.rank, error)
+        return None
 
 
 def _threads_of(reference: weakref.ref[Lifecycle]) -> set[int]:

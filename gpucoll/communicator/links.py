@@ -6,29 +6,26 @@ import contextlib
 import os
 import secrets
 import socket
+import threading
+import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy
-
-from gpucoll.communicator.thread_hub import ThreadHub
 from gpucoll.communicator.transports import Transport
-from gpucoll.core.dtypes import CODES
-from gpucoll.device.messages import Found, MatchedReceives, receiver
-from gpucoll.errors import ArgumentError, BackendError, UsageError, listed
+from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, listed
+from gpucoll.executors.messages import TypedMessages
 from gpucoll.health.farewell import Farewell, Why, by_mpi
-from gpucoll.health.processes import Processes, process_namespace, visible
+from gpucoll.health.processes import Processes, RankThreads, process_namespace, visible
 from gpucoll.health.remote import Watch
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.launch.regroup import Lineage, Place, first_lineage, membership, offer
-from gpucoll.progress.operations import ProbeResult
 from gpucoll.transport import ports, ucx
 from gpucoll.transport.control import WireError
 from gpucoll.transport.kvstore import KeyStore, MemoryStore, open_store
-from gpucoll.transport.mailbox import StoreMessages, StoreRanks, ThreadMessages
+from gpucoll.transport.mailbox import Mailbox, StoreMessages, StoreRanks, ThreadMessages
 from gpucoll.transport.rendezvous import by_first_rank
-from gpucoll.transport.tags import TAGS
 from gpucoll.transport.ucx import UcxMessages
 from gpucoll.tuner import Table, built_in
 from gpucoll.tuner.table import load
@@ -37,62 +34,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
-
-
-class TypedMessages:
-    """Messages over an mpi4py communicator. The tag carries the code of the dtype above the user's tag.
-
-    A receive therefore takes the first message of its own dtype, at no cost, and `other` finds messages of other
-    dtypes. A receive may take a message ahead of an earlier message of another dtype, but never misreads a message.
-    """
-
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        from mpi4py import MPI
-
-        self._comm, self._status, self._send, self._receiver = comm, MPI.Status(), comm.Isend, receiver(comm)
-        self._receive = self._receiver.Irecv
-        # MPI guarantees only the range of the user's tags. Without larger tags a message carries no dtype.
-        self._step = TAGS if (comm.Get_attr(MPI.TAG_UB) or 0) >= TAGS * (max(CODES.values()) + 1) else 0
-
-    def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> MPI.Request:
-        """Start to send ``[bytes, "B"]`` of the dtype with code `dtype`; return the request."""
-        return self._send(buffer, dest, tag + dtype * self._step)
-
-    def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> MPI.Request:
-        """Start to receive ``[bytes, "B"]`` of the dtype with code `dtype`; return the request."""
-        return self._receive(buffer, source, tag + dtype * self._step)
-
-    def _match(self) -> None:
-        """Let posted receives take their messages first: such messages are not for a probe."""
-        if isinstance(self._receiver, MatchedReceives):
-            self._receiver.match()
-
-    def other(self, source: int, tag: int, dtype: int) -> Found | None:
-        """Return the code of a message of another dtype ready to be received, and a function to receive it, or None."""
-        self._match()
-        for code in CODES.values() if dtype and self._step else ():
-            if code != dtype and self._comm.Iprobe(source, tag + code * self._step, self._status):
-                row = numpy.empty(self._status.count, numpy.uint8)
-                return code, lambda: (self.Irecv([row, "B"], source, tag, code), row)  # noqa: B023
-        return None
-
-    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
-        """Return a user's message ready to be received, or None; messages of a sender in sending order."""
-        from mpi4py import MPI
-
-        anybody, status = MPI.ANY_SOURCE if source is None else source, self._status
-        self._match()
-        if not self._comm.Iprobe(anybody, MPI.ANY_TAG, status):
-            return None
-        code, its_tag = divmod(status.tag, TAGS)
-        if code != 1 and tag in (None, its_tag):
-            return ProbeResult(status.source, its_tag, status.count)
-        if tag is None:  # code 1: a message of gpucoll.distributed, soon taken by that package
-            return None
-        # The first message may not be the wanted one: probe the tag with each dtype, as MPI has no wildcard for that.
-        tags = [tag + code * self._step for code in (0, *CODES.values())] if self._step and tag < TAGS else [tag]
-        is_here = any(self._comm.Iprobe(anybody, one, status) for one in tags)
-        return ProbeResult(status.source, tag, status.count) if is_here else None
+WAIT = 0.05  # seconds between two looks for ranks without a thread
 
 
 class MpiLink(Transport):
@@ -265,6 +207,24 @@ class StoreLink(Transport):
         return self._farewells
 
 
+class ThreadHub:
+    """State shared by the threads of one `init_local`: mail, a store, parts, and the ranks that have left."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.mail, self.store = size, (Mailbox(), Mailbox()), MemoryStore()
+        self.used: dict[int, Callable[[], set[int]]] = {}  # by rank, see `LocalLink.used_by`
+        self.processes = RankThreads(self.used)
+        self.changed = threading.Condition()  # guards the fields below; notified when a rank leaves or survives
+        self.parts: dict[str, tuple[ThreadHub, set[int]]] = {}  # by name, with the ranks still to come
+        self.complete = weakref.WeakValueDictionary[str, ThreadHub]()  # the parts to which all ranks have come
+        self.releases: list[Callable[[bool], None]] = []  # of the ranks that have left
+        self.has_failed = False
+        self.left: set[int] = set()
+        self.farewells: dict[int, Farewell] = {}  # of the ranks that have left; replaced whole
+        self.survivors: set[int] = set()
+        self.rest: list[int] | None = None  # the survivors, once all have come
+
+
 class LocalLink(Transport):
     """The link of ranks that are threads of one process; a message is copied once, from array to array."""
 
@@ -286,33 +246,77 @@ class LocalLink(Transport):
         return self._hub.farewells
 
     def part(self, name: str, ranks: Sequence[int]) -> LocalLink:
-        return self._in_part(name, ranks.index(self.rank), len(ranks))
+        hub, rank, size = self._hub, ranks.index(self.rank), len(ranks)
+        with hub.changed:
+            known = hub.complete.get(name)
+            if known is None:
+                # The first rank makes the hub. Once the last one has come, the hub lives as long as its links.
+                known, left = hub.parts.setdefault(name, (ThreadHub(size), {*range(size)}))
+                left.discard(rank)
+                if not left:
+                    del hub.parts[name]
+                    hub.complete[name] = known
+        return LocalLink(rank, known, self._timeout)
 
-    def _in_part(self, name: str, rank: int, size: int) -> LocalLink:
-        return LocalLink(rank, self._hub.part(name, rank, size), self._timeout)
+    def stay(self, *, stays: bool = True) -> None:
+        """Announce `survivors`, before this rank closes the communicator.
 
-    def stay(self) -> None:
-        """Announce `survivors`, before this rank closes the communicator."""
-        self._hub.stay(self.place.rank)
-
-    def go(self) -> None:
-        """Take `stay` back: this rank is interrupted. Ranks that go on with it already learn of a failure."""
-        if self._hub.stay(self.place.rank, stays=False):
+        Without `stays` take this back: this rank is interrupted. Ranks that go on with it already learn of a failure.
+        """
+        hub, rank = self._hub, self.rank
+        with hub.changed:
+            if stays:
+                hub.survivors.add(rank)
+            elif hub.rest is None:
+                hub.survivors.discard(rank)
+                hub.left.add(rank)
+            hub.changed.notify_all()
+        if not stays and hub.rest is not None and rank in hub.rest:
             part = self.survivors(0.0)
             interrupted = Farewell(Why.FAILED, (part.place.rank,), words="was interrupted in shrink")
             part.close(lambda failed: None, interrupted, failed=True)
 
     def survivors(self, timeout: float) -> LocalLink:
         """Return the link of the ranks left, once each other rank has closed or has come here; a collective call."""
-        return self._in_part(*self._hub.survivors(self.place.rank, timeout, self.processes.ended))
+        hub, rank, deadline = self._hub, self.rank, time.monotonic() + timeout
+        with hub.changed:
+            while hub.rest is None:
+                late = {*range(hub.size)} - hub.survivors - hub.left - {*self.processes.ended()}
+                if not late:
+                    hub.rest = sorted(hub.survivors)
+                elif time.monotonic() > deadline:
+                    hub.survivors.discard(rank)
+                    raise CollectiveTimeout(f"shrink: waited {timeout:g} s for ranks {listed(sorted(late))}, which "
+                                            "are alive but do not join", ranks=tuple(sorted(late)))
+                else:
+                    hub.changed.wait(WAIT)
+            hub.changed.notify_all()
+            if rank not in hub.rest:
+                raise CollectiveTimeout("shrink: the other ranks went on without this late rank", ranks=(rank,))
+        return self.part(f"survivors {hub.rest}", hub.rest)
 
     def used_by(self, threads: Callable[[], set[int]]) -> None:
         """Set the function returning the system's numbers of the threads of this rank's last calls."""
-        self._hub.used[self.place.rank] = threads
+        self._hub.used[self.rank] = threads
 
     def tell(self, others: Collection[int], farewell: Farewell) -> None:
-        self._hub.tell(self.place.rank, farewell)
+        with self._hub.changed:
+            known = self._hub.farewells.get(self.rank)
+            if known is None or known.why < Why.FAILED:  # a failure told before stays
+                self._hub.farewells = {**self._hub.farewells, self.rank: farewell}
 
     def close(self, release: Callable[[bool], None], farewell: Farewell, *, failed: bool) -> None:
-        self._hub.used.pop(self.place.rank, None)
-        self._hub.close(self.place.rank, release, farewell, failed)
+        hub = self._hub
+        hub.used.pop(self.rank, None)
+        self.tell((), farewell)
+        # Threads may close at the same time: exactly one must see that all ranks have left.
+        with hub.changed:
+            hub.left.add(self.rank)
+            hub.changed.notify_all()
+            hub.releases.append(release)
+            hub.has_failed |= failed
+            if len(hub.releases) < hub.size:
+                return
+        # Only the last rank comes here, so no lock: a release may take long.
+        while hub.releases:
+            hub.releases.pop(0)(hub.has_failed)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy
 
 from gpucoll.arrays import Array, RankInfo, Space, on_gpu, prepare
-from gpucoll.call.table import CallOptions
+from gpucoll.call.table import CallOptions, Key
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import row_of
-from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError, minority
+from gpucoll.errors import REFUSALS, ArgumentError, GpucollError, MismatchError, PeerError, minority
 
 if TYPE_CHECKING:
     from gpucoll.communicator.core import Core
@@ -30,6 +30,11 @@ def metadata_of(x: Array, shape: Sequence[int]) -> Metadata:
     return {"shape": list(shape), "dtype": row_of(x.dtype).name, "gpu": on_gpu(x)}
 
 
+def exchange_key(collective: str, name: str, root: int = 0) -> Key:
+    """Return the key of an exchange for calls `name` in the engine's table: collective, op, root and algorithm."""
+    return f"{collective} of a header of {name}", "", root, "auto"
+
+
 class MetadataExchange:
     """Exchanges of small JSON objects by the communicator's own schedules, with its deadline."""
 
@@ -38,8 +43,11 @@ class MetadataExchange:
 
     def sizes(self, name: str, root: Any) -> RankInfo:
         """Return rank, size and root for a call that begins with an exchange; report a refusal in the exchange."""
-        with self._core.life.refusing():
+        try:
             return self._core.calls.sizes(name, root)
+        except REFUSALS as error:
+            self._core.life.refuse(error)
+            raise
 
     def broadcast(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
         """Return the root's metadata on every rank; with an error raise `mine` on the root, PeerError elsewhere."""
@@ -75,14 +83,14 @@ class MetadataExchange:
 
         Raises LengthsDiffer, a reason to repeat the exchange, if another rank took lengths from an earlier call.
         """
-        # The call itself cannot be prepared without the result: a group must not put it off.
-        core, cache_key = self._core, (f"{collective} of a header of {name}", "", root, "auto")
+        # The call itself cannot be prepared without the result, so a group begins this exchange at once.
+        core, cache_key = self._core, exchange_key(collective, name, root)
         result: Array = core.calls.fast_path(*cache_key, row, None)
         if result is NotImplemented:
             call = prepare(COLLECTIVES[collective], row, None, core.calls.sizes(name, root))
             shows = core.host.shows_calls is not None
             allowed = "shared" if shows else core.calls.host_executor()  # the other ranks look for the call there
-            ready = core.calls.resolve(COLLECTIVES[collective], call, CallOptions(), allowed, root=root, header=name)
+            ready, call = core.calls.resolve(COLLECTIVES[collective], call, CallOptions(), allowed, None, root, name)
             core.waits.run(core.calls.measured(core.calls.operation(ready, call.space, call), ready.call.request), name)
             core.calls.keep(cache_key, row, None, ready, call, core.calls.seconds_of(ready.call))
             result = call.result

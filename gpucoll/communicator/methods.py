@@ -1,7 +1,8 @@
 """The communicator: a group of ranks, with one method for each collective.
 
 Each method with the same shapes on all ranks takes the options of `Communicator.all_reduce`. The methods delegate to
-the parts of a communicator in the other files of this room. A repeated call goes from here into the engine at once.
+the parts of a communicator in the other files of this room. A repeated call goes from here into the engine at once,
+which leaves unknown calls to Python (`Calls.do`).
 """
 
 from __future__ import annotations
@@ -35,12 +36,11 @@ from gpucoll.communicator.overloads import (
     shaped,
 )
 from gpucoll.communicator.persistent import PersistentCall, planned
-from gpucoll.communicator.points import PointToPoint
+from gpucoll.communicator.points import ANY_SOURCE, ANY_TAG, PointToPoint, Status
 from gpucoll.communicator.ragged import VectorVariants
 from gpucoll.communicator.scatter import scatter
 from gpucoll.communicator.symmetric import SymmetricHeaps
 from gpucoll.communicator.transports import Transport
-from gpucoll.communicator.wildcards import ANY_SOURCE, ANY_TAG, Status
 from gpucoll.errors import RankFailedError
 from gpucoll.health.farewell import Farewell, Sent, Why
 from gpucoll.health.flight import Stats
@@ -132,53 +132,31 @@ class Communicator:
         ArgumentError and DtypeError before data is sent, MismatchError if the ranks' calls differ, PeerError if another
         rank refuses its arguments, RankFailedError, and CollectiveTimeout at the deadline. MPI-5.0, 6.9.6.
         """
-        calls = self._calls
-        if dtype is None and stream is None and not async_op and calls.group is None:
-            # The engine repeats known calls without checks in Python; NotImplemented means an unknown call.
-            result = calls.fast_path("all_reduce", op, 0, algorithm, x, out)
-            if result is not NotImplemented:
-                return result
-        return calls.collective("all_reduce", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return self._calls.do("all_reduce", op, 0, algorithm, x, out, dtype, stream, async_op)
 
     @shaped(ReducingToRoot)
     def reduce(self, x: Any, out: Any = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
                algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of all `x` (shape s) on `root`, None elsewhere; no `x` changes. MPI-5.0, 6.9.1."""
-        calls = self._calls
-        if dtype is None and stream is None and not async_op and calls.group is None and (
-                result := calls.fast_path("reduce", op, root, algorithm, x, out)) is not NotImplemented:
-            return result
-        return calls.collective("reduce", x, out, op, dtype, root, algorithm, async_op, stream)
+        return self._calls.do("reduce", op, root, algorithm, x, out, dtype, stream, async_op)
 
     @shaped(Overwriting)
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
         """Overwrite every rank's `x` (shape s) with the root's, and return `x`. MPI-5.0, 6.4."""
-        calls = self._calls
-        if stream is None and not async_op and calls.group is None and (
-                result := calls.fast_path("broadcast", "", root, algorithm, x, None)) is not NotImplemented:
-            return result
-        return calls.collective("broadcast", x, None, "", None, root, algorithm, async_op, stream)
+        return self._calls.do("broadcast", "", root, algorithm, x, None, None, stream, async_op)
 
     @shaped(Moving)
     def all_gather(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on every rank. MPI-5.0, 6.7."""
-        calls = self._calls
-        if stream is None and not async_op and calls.group is None and (
-                result := calls.fast_path("all_gather", "", 0, algorithm, x, out)) is not NotImplemented:
-            return result
-        return calls.collective("all_gather", x, out, "", None, 0, algorithm, async_op, stream)
+        return self._calls.do("all_gather", "", 0, algorithm, x, out, None, stream, async_op)
 
     @shaped(MovingToRoot)
     def gather(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on `root`; else None. MPI-5.0, 6.5."""
-        calls = self._calls
-        if stream is None and not async_op and calls.group is None and (
-                result := calls.fast_path("gather", "", root, algorithm, x, out)) is not NotImplemented:
-            return result
-        return calls.collective("gather", x, out, "", None, root, algorithm, async_op, stream)
+        return self._calls.do("gather", "", root, algorithm, x, out, None, stream, async_op)
 
     def scatter(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                 async_op: bool = False) -> Any:
@@ -200,31 +178,19 @@ class Communicator:
     def reduce_scatter(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
                        stream: Any = None, async_op: bool = False) -> Any:
         """Return block `rank` (shape s) of the reduction of all ranks' `x` (shape (size, \\*s)). MPI-5.0, 6.10.1."""
-        calls = self._calls
-        if dtype is None and stream is None and not async_op and calls.group is None and (
-                result := calls.fast_path("reduce_scatter", op, 0, algorithm, x, out)) is not NotImplemented:
-            return result
-        return calls.collective("reduce_scatter", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return self._calls.do("reduce_scatter", op, 0, algorithm, x, out, dtype, stream, async_op)
 
     @shaped(Moving)
     def all_to_all(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return block `rank` of every rank's `x`, in rank order; both have shape (size, \\*s). MPI-5.0, 6.8."""
-        calls = self._calls
-        if stream is None and not async_op and calls.group is None and (
-                result := calls.fast_path("all_to_all", "", 0, algorithm, x, out)) is not NotImplemented:
-            return result
-        return calls.collective("all_to_all", x, out, "", None, 0, algorithm, async_op, stream)
+        return self._calls.do("all_to_all", "", 0, algorithm, x, out, None, stream, async_op)
 
     @shaped(Reducing)
     def scan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
              stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of the `x` (shape s) of ranks 0 to `rank`. MPI-5.0, 6.11.1."""
-        calls = self._calls
-        if dtype is None and stream is None and not async_op and calls.group is None and (
-                result := calls.fast_path("scan", op, 0, algorithm, x, out)) is not NotImplemented:
-            return result
-        return calls.collective("scan", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return self._calls.do("scan", op, 0, algorithm, x, out, dtype, stream, async_op)
 
     @shaped(Reducing)
     def exscan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
@@ -233,11 +199,7 @@ class Communicator:
 
         MPI-5.0, 6.11.2, with an undefined result on rank 0.
         """
-        calls = self._calls
-        if dtype is None and stream is None and not async_op and calls.group is None and (
-                result := calls.fast_path("exscan", op, 0, algorithm, x, out)) is not NotImplemented:
-            return result
-        return calls.collective("exscan", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return self._calls.do("exscan", op, 0, algorithm, x, out, dtype, stream, async_op)
 
     def maxloc(self, x: Any, index: Any = None) -> tuple[Any, Any]:
         """Return the maximum of all ranks' `x` (shape s), element by element, and its `index`, on every rank.
@@ -280,16 +242,7 @@ class Communicator:
         same numbers on every rank: nothing is exchanged then. None means that the ranks tell each other the lengths,
         with one host message if these differ from the last call's.
         """
-        if counts is not None:
-            if stream is None and not async_op and self._calls.group is None:
-                result = self._calls.fast_path("all_gather_v counts", 0, counts, algorithm, x, out)
-                if result is not NotImplemented:
-                    return result
-            return self._blocks.counted("all_gather_v", x, counts, out, CallOptions(algorithm, async_op, stream))
-        if stream is None and not async_op and self._calls.group is None and (
-                result := self._blocks.repeat("all_gather_v", "", 0, algorithm, x, out)) is not NotImplemented:
-            return result
-        return self._blocks.gather("all_gather_v", x, out, 0, CallOptions(algorithm, async_op, stream))
+        return self._blocks.gather("all_gather_v", x, out, counts, 0, algorithm, stream, async_op)
 
     @shaped(GatheringBlocksToRoot)
     def gather_v(self, x: Any, root: int = 0, out: Any = None, counts: Sequence[int] | None = None, *,
@@ -298,16 +251,7 @@ class Communicator:
 
         `out` and `counts` are as in `all_gather_v`.
         """
-        if counts is not None:
-            if stream is None and not async_op and self._calls.group is None:
-                result = self._calls.fast_path("gather_v counts", root, counts, algorithm, x, out)
-                if result is not NotImplemented:
-                    return result
-            return self._blocks.counted("gather_v", x, counts, out, CallOptions(algorithm, async_op, stream), root=root)
-        if stream is None and not async_op and self._calls.group is None and (
-                result := self._blocks.repeat("gather_v", "", root, algorithm, x, out)) is not NotImplemented:
-            return result
-        return self._blocks.gather("gather_v", x, out, root, CallOptions(algorithm, async_op, stream))
+        return self._blocks.gather("gather_v", x, out, counts, root, algorithm, stream, async_op)
 
     @shaped(ScatteringBlocks)
     def scatter_v(self, xs: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
@@ -316,12 +260,7 @@ class Communicator:
 
         Other ranks pass None for `xs`. `out` (n_i, \\*s) receives the array and is returned.
         """
-        if stream is None and not async_op and self._calls.group is None:
-            given = xs if self.rank == root else None  # other ranks' lists are ignored
-            result = self._blocks.repeat("scatter_v", "", root, algorithm, given, out)
-            if result is not NotImplemented:
-                return result
-        return self._blocks.scatter(xs, out, root, CallOptions(algorithm, async_op, stream))
+        return self._blocks.scatter(xs, out, root, algorithm, stream, async_op)
 
     @shaped(ExchangingBlocks)
     def all_to_all_v(self, xs: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
@@ -331,10 +270,7 @@ class Communicator:
         `out` receives the result and is returned: a list of arrays (``out=xs`` if each array has the length of its
         replacement), or one array for all blocks in rank order, which saves a copy.
         """
-        if stream is None and not async_op and self._calls.group is None and (
-                result := self._blocks.repeat("all_to_all_v", "", 0, algorithm, xs, out)) is not NotImplemented:
-            return result
-        return self._blocks.all_to_all(xs, out, CallOptions(algorithm, async_op, stream))
+        return self._blocks.all_to_all(xs, out, algorithm, stream, async_op)
 
     @shaped(ReducingBlocks)
     def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: Any = None, dtype: Any = None,
@@ -344,13 +280,7 @@ class Communicator:
         The blocks of rows follow in rank order. `counts` is the same on all ranks; `out` (counts[rank], \\*s) receives
         the result and is returned. MPI-5.0, 6.10.2.
         """
-        calls = self._calls
-        if dtype is None and stream is None and not async_op and calls.group is None:
-            result = calls.fast_path("reduce_scatter_v counts", op, counts, algorithm, x, out)
-            if result is not NotImplemented:
-                return result
-        return self._blocks.counted("reduce_scatter_v", x, counts, out, CallOptions(algorithm, async_op, stream),
-                                    op=op, kind=dtype)
+        return self._blocks.reduce_scatter(x, counts, op, out, dtype, algorithm, stream, async_op)
 
     # ------------------------------------------------------------------------------------------------- pickled objects
 
@@ -379,9 +309,7 @@ class Communicator:
         from PROC_NULL receives nothing, and `out` is unchanged. Raises ArgumentError.
         """
         if x is not None and not async_op and self._calls.group is None:
-            # The engine does most blocking messages inside a node, with few steps of Python.
-            begun = self._points.exchange_here(x, dst, None, -1, tag)
-            return None if begun is True else self._points.blocking("send", begun, x, dst, None, -1, tag)
+            return self._points.blocking("send", x, dst, None, -1, tag)
         return self._points.point("send", x, dst, None, -1, tag, async_op=async_op)
 
     @shaped(Receiving)
@@ -399,15 +327,13 @@ class Communicator:
         to source, tag and bytes of the message.
         """
         if out is not None and status is None and not async_op and self._calls.group is None:
-            begun = self._points.exchange_here(None, -1, out, src, tag)
-            return out if begun is True else self._points.blocking("recv", begun, None, -1, out, src, tag)
+            return self._points.blocking("recv", None, -1, out, src, tag)
         return self._points.point("recv", None, -1, out, src, tag, status, async_op=async_op)
 
     def sendrecv(self, x: Any, out: Any, dst: int, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` to rank `dst` while receiving `out` from rank `src`; return `out`. MPI-5.0, 3.11."""
         if x is not None and out is not None and not async_op and self._calls.group is None:
-            begun = self._points.exchange_here(x, dst, out, src, tag)
-            return out if begun is True else self._points.blocking("sendrecv", begun, x, dst, out, src, tag)
+            return self._points.blocking("sendrecv", x, dst, out, src, tag)
         return self._points.point("sendrecv", x, dst, out, src, tag, async_op=async_op)
 
     @shaped(Probing)

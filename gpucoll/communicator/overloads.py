@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, cast, overload
 
-from gpucoll.communicator.wildcards import ANY_SOURCE, ANY_TAG, Status
+from gpucoll.communicator.points import ANY_SOURCE, ANY_TAG, Status
 from gpucoll.progress.operations import Work
 
 

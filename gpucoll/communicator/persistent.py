@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gpucoll.arrays import prepare
 from gpucoll.call.table import CallOptions, known_call, not_known, reports_refusals
 from gpucoll.communicator.points import POINTS
 from gpucoll.core.collectives import Collective
@@ -73,11 +72,7 @@ def _planned_message(comm: Communicator, name: str, x: Any, out: Any, *, dst: An
 def _planned(comm: Communicator, row: Collective, x: Any, out: Any, *, op: Any = "sum", root: Any = 0,
              dtype: Any = None, algorithm: str = "auto", stream: Any = None) -> PersistentCall:
     core = comm._core
-    rank_info, space = core.calls.sizes(row.name, root), core.space(row.name, x, stream=stream)
-    call = prepare(row, x, out, rank_info, dtype, space)
-    checked = core.calls.check_op(row.name, op, call) if row.reduces else None
-    options = CallOptions(algorithm, False, stream)
-    ready = core.calls.resolve(row, call, options, core.options.executor, checked, rank_info.root)
+    ready, call = core.calls.prepared(row, op, root, x, out, dtype, CallOptions(algorithm, False, stream))
     try:
         plan = core.calls.engine_plan(ready.call)
     except OSError as error:

@@ -1,43 +1,144 @@
-"""Messages between two ranks, groups of calls, and splits."""
+"""Messages between two ranks, with any rank and any tag; groups of calls, and splits."""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy
 
-from gpucoll.arrays import HOST, Array, check_input, check_writable, flat, overlap
-from gpucoll.call.table import not_known
+from gpucoll.arrays import HOST, Array, Space, Target, address, check_input, check_writable, flat, overlap, target
 from gpucoll.communicator.core import Core
 from gpucoll.communicator.cycles import Cycles
 from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.communicator.transports import Transport
-from gpucoll.communicator.wildcards import (
-    ANY_SOURCE,
-    ANY_TAG,
-    PROC_NULL,
-    Batch,
-    PointMessage,
-    Status,
-    end_of,
-    ends,
-    fill_status,
-    pieces_of,
-)
-from gpucoll.core.dtypes import code_of, is_whole
-from gpucoll.device import NO_CAPTURE
-from gpucoll.device.messages import Counted
+from gpucoll.core.dtypes import CODES, code_of, is_whole
+from gpucoll.device import NO_CAPTURE, Part
 from gpucoll.errors import ArgumentError, GpucollError, MismatchError, RevokedError, UsageError
-from gpucoll.progress.operations import Pending, ProbeResult, Work, in_thread, together
+from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work, in_thread, together
 from gpucoll.progress.partners import RECEIVE, SEND, End, State
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, MAX_MESSAGE, TAGS
 
 if TYPE_CHECKING:
     from gpucoll.communicator.methods import Communicator
+
+POINTS = ("send", "recv", "sendrecv")
+NO_WILDCARD = ("NCCL has no tags, and takes no message from anybody: a GPU array, or one on the emulated device, takes "
+               "a message from a named rank; pass src= and tag=, or receive into an array on the host")
+PLAIN = "?bBhHiIlLqQefdFD"  # codes of the dtypes common to NumPy and this library
+# The engine's answers to a blocking message; any other answer is STARTED: the requests of the receive and the send.
+DONE, LEFT_TO_PYTHON = True, NotImplemented
+NAMES = {code: name for name, code in CODES.items()}
+
+
+class Special(enum.IntEnum):
+    """A number in place of a rank or a tag. mpi4py's constants of the same names are accepted, too."""
+
+    ANY_SOURCE = -32101
+    ANY_TAG = -32102
+    PROC_NULL = -32103
+
+    def is_meant(self, value: Any) -> bool:
+        """Return whether `value` is this constant, or mpi4py's."""
+        mpi = sys.modules.get("mpi4py.MPI")
+        return value is self or (mpi is not None and type(value) is int and value == getattr(mpi, self.name))
+
+
+ANY_SOURCE, ANY_TAG, PROC_NULL = Special
+
+
+class Status:
+    """The `source`, `tag` and `count` (bytes) of a message received or probed."""
+
+    def __init__(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, count: int = 0) -> None:
+        self.source, self.tag, self.count = source, tag, count
+
+    def __repr__(self) -> str:
+        return f"Status(source={self.source}, tag={self.tag}, count={self.count})"
+
+
+def fill_status(status: Any, seen: ProbeResult) -> None:
+    """Write source, tag and bytes of a message into `status`: a `Status`, mpi4py's, or None."""
+    if status is None:
+        return
+    status.source, status.tag = seen.source, seen.tag
+    if hasattr(status, "Set_elements"):  # mpi4py's: its count is read-only
+        status.Set_elements(sys.modules["mpi4py.MPI"].BYTE, seen.nbytes)
+    else:
+        status.count = seen.nbytes
+
+
+class PointMessage(NamedTuple):
+    """The checked arguments of `send`, `recv` or `sendrecv`.
+
+    `given` is the array to send to rank `to`, `taken` the array to receive from rank `came_from`. If an array is None,
+    its rank has no meaning. `came_from` None means any rank, `tag` None any tag; `status` is then set to source and
+    tag.
+    """
+
+    name: str
+    given: Array | None
+    to: int
+    taken: Array | None
+    came_from: int | None
+    tag: int | None
+    result: Any
+    space: Space
+    status: Any = None
+
+
+class Batch:
+    """Messages between GPU arrays, under way together in one group of the transport: alone each might wait."""
+
+    def __init__(self, space: DeviceSpace) -> None:
+        self._space = space
+        self.work: Any = None  # the `Work` of `run`
+        self._messages: list[PointMessage] = []
+        self._rows: list[Array] = []
+        self._targets: list[Target] = []
+        self._sends: list[Part] = []
+        self._receives: list[Part] = []
+        self.ends: list[End] = []
+        self.completion = space.completion()
+
+    def add(self, message: PointMessage) -> None:
+        """Add a message, perhaps on another stream. Messages between two ranks match in the order of these calls."""
+        self._messages.append(message)
+        if message.space.stream != self._space.stream:
+            DeviceSpace(self._space.gpu, message.space.stream).lead(self._space.stream)
+        if message.given is not None:
+            self._rows.append(flat(message.given, self._space))
+            self._sends.append(_part(self._rows[-1], message.to, message.tag))
+            self.ends.append(End("send", message.to, message.tag, self._rows[-1].nbytes, [None, ()]))
+        if message.taken is not None:
+            self._targets.append(target(message.taken, self._space))
+            self._receives.append(_part(self._targets[-1].row, message.came_from, message.tag))
+            self.ends.append(End("recv", message.came_from, message.tag, self._targets[-1].row.nbytes, [(), None]))
+
+    def run(self) -> Operation:
+        """Enqueue the group, then the copies into strided arrays."""
+        gpu, stream = self._space.gpu, self._space.stream
+        sends, receives = ([part for part in parts if part.nbytes] for parts in (self._sends, self._receives))
+        try:
+            self._space.begin()
+            yield from gpu.points.group(sends, receives, stream)
+            for one in self._targets:
+                one.deliver(self._space)
+            yield from self._space.end_message(self)
+        except BaseException as error:
+            if not isinstance(error, MismatchError):  # after one the messages have ended: nothing is left to cancel
+                self._space.cancel(self)
+            raise
+
+
+def _part(row: Array, peer: int | None, tag: int | None) -> Part:
+    # Wildcards are refused for GPU arrays.
+    return Part(address(row), row.nbytes, cast("int", peer), cast("int", tag))
 
 
 class PointToPoint:
@@ -56,44 +157,40 @@ class PointToPoint:
     @functools.cached_property
     def carrier(self) -> Any:
         """The carrier of messages between two ranks."""
-        return self._core.host.points(self._core.link)
+        return self._core.host.port(self._core.link.points)
 
     @functools.cached_property
     def exchange_here(self) -> Callable[..., Any]:
-        """The engine's function for blocking messages inside a node; any other message gives NotImplemented."""
+        """The engine's function for blocking messages inside a node."""
         is_here = self.carrier is not self._core.link.points and self._core.calls.host_engine() is not None
-        return self._core.calls.engine.exchange if is_here else not_known
+        return self._core.calls.engine.exchange if is_here else _left_to_python
 
     @property
     def board(self) -> Any:
         """Where the ranks of a node show each other their waits for messages: the engine, or None."""
-        return self._core.calls.engine if self.exchange_here is not not_known else None
+        return None if self.exchange_here is _left_to_python else self._core.calls.engine
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message ready to be received, or None; `source` and `tag` None mean any rank and any tag."""
         found = self.carrier.seen(source, tag)
         return None if found is None else ProbeResult(*found)
 
-    def blocking(self, name: str, begun: Any, x: Any, dst: Any, out: Any, src: Any, tag: Any) -> Any:
+    def blocking(self, name: str, x: Any, dst: Any, out: Any, src: Any, tag: Any) -> Any:
         """Send `x` and receive `out`, each unless None, and wait for both; return `out`.
 
-        `begun` is the answer of `exchange_here`: the requests of receive and send, or NotImplemented for messages not
-        begun. Only long messages need a `Work`; arrays that the carrier cannot take as they are go by `point`.
+        The engine does most messages inside a node, or starts them. Only long messages need a `Work`; arrays that the
+        carrier cannot take as they are go by `point`.
         """
-        core = self._core
-        state: State = [(), ()]
-        if begun is not NotImplemented:
-            came, sent = begun
-            state[:] = (came,), (sent,)
-            operation = ends(state, came, sent, x, out, src)
-        elif (x is None or self._is_plain(x, dst, tag)) and (out is None or (
-                self._is_plain(out, src, tag) and out.flags.writeable
-                and (x is None or not numpy.may_share_memory(x, out)))):
-            core.waits.check_usable()
-            operation = self._whole(state, x, dst, out, src, tag)
-        else:
-            return self.point(name, x, dst, out, src, tag)
-        work = core.waits.soon(operation, name, out)
+        started = self.exchange_here(x, dst, out, src, tag)
+        if started is DONE:
+            return out
+        if started is LEFT_TO_PYTHON:
+            if not self._are_plain(x, dst, out, src, tag):
+                return self.point(name, x, dst, out, src, tag)
+            self._core.waits.check_usable()
+            started = None
+        state: State = [(), ()] if started is None else [(one,) for one in started]
+        work = self._core.waits.soon(self._ends(state, started, x, dst, out, src, tag), name, out)
         return out if work is None else awaiting(work, *ends_of(state, x, dst, out, src, tag)).wait()
 
     def point(self, name: str, x: Any, dst: Any, out: Any, src: Any, tag: Any, status: Any = None, *,
@@ -151,26 +248,38 @@ class PointToPoint:
         fill_status(status, found)
         return found
 
-    def _is_plain(self, array: Any, peer: Any, tag: Any) -> bool:
-        """Return whether the carrier may work on `array` itself, and no earlier message must come first."""
-        return type(array) is numpy.ndarray and type(peer) is type(tag) is int and 0 <= peer < self._core.size \
-            and 0 <= tag < TAGS and array.dtype.char in PLAIN and array.dtype.isnative and array.flags.c_contiguous \
-            and array.nbytes <= MAX_MESSAGE and not self._core.emulated and not self._core.waits.has_messages
+    def _are_plain(self, x: Any, dst: Any, out: Any, src: Any, tag: Any) -> bool:
+        """Return whether the carrier may work on the arrays themselves, and no earlier message must come first."""
+        for array, peer in ((x, dst), (out, src)):
+            if array is not None and not (
+                    type(array) is numpy.ndarray and type(peer) is int and 0 <= peer < self._core.size
+                    and array.dtype.char in PLAIN and array.dtype.isnative and array.flags.c_contiguous
+                    and array.nbytes <= MAX_MESSAGE and (array is x or array.flags.writeable)):
+                return False
+        return type(tag) is int and 0 <= tag < TAGS and not self._core.emulated and not self._core.waits.has_messages \
+            and (x is None or out is None or not numpy.may_share_memory(x, out))
 
-    def _whole(self, state: State, x: Any, dst: int, out: Any, src: int, tag: int) -> Generator[Pending, None, None]:
-        came = sent = None
-        code, points, row = code_of((x if out is None else out).dtype), self.carrier, self._row
+    def _ends(self, state: State, started: Any, x: Any, dst: int, out: Any, src: int, tag: int
+              ) -> Generator[Pending, None, None]:
+        """Wait for the messages of `blocking`; begin them unless `started` has the requests. Note them in `state`."""
+        points, row = self.carrier, self._row
+        came, sent = started or (None, None)
         try:
-            # Post the receive first: a message for it then stays out of the unexpected queue.
-            if out is not None:
-                came = points.Irecv([row(out), BYTES], src, tag, code)
-            if x is not None:
-                sent = points.Isend([row(x), BYTES], dst, tag, code if out is None else code_of(x.dtype))
+            if started is None and out is not None:
+                # Post the receive first: a message for it then stays out of the unexpected queue.
+                came = points.Irecv([row(out), BYTES], src, tag, code_of(out.dtype))
+            if started is None and x is not None:
+                sent = points.Isend([row(x), BYTES], dst, tag, code_of(x.dtype))
+            state[:] = (came,), (sent,)
+            if came is not None:
+                yield came.Test
+                check_received(came, src, code_of(out.dtype), out.nbytes)
+                state[RECEIVE] = None
+            if sent is not None:
+                yield sent.Test
         except BaseException:
             cancel([] if came is None else [came], (x, out, sent))
             raise
-        state[:] = (came,), (sent,)
-        yield from ends(state, came, sent, x, out, src, points, tag, code)
 
     def message(self, name: str, tag: Any, x: Any = None, dst: Any = None, out: Any = None,
                  src: Any = None, *, wildcards: bool = False) -> PointMessage:
@@ -260,16 +369,15 @@ class PointToPoint:
         if src is None or tag is None:
             src, tag, _ = yield from self.found(src, tag, message.status)
         row = out.reshape(-1) if out.flags.c_contiguous else numpy.empty(out.size, out.dtype)
-        pieces, code, points = pieces_of(row), code_of(row.dtype), self.carrier
-        ended = [Counted(points.Irecv([piece, BYTES], src, tag, code), points, src, tag, code) for piece in pieces]
-        state[RECEIVE] = [count.request for count in ended]
+        pieces, code = pieces_of(row), code_of(row.dtype)
+        state[RECEIVE] = requests = [self.carrier.Irecv([piece, BYTES], src, tag, code) for piece in pieces]
         try:
-            for piece, count in zip(pieces, ended, strict=True):
-                yield count
-                count.check(src, len(piece))
+            for piece, request in zip(pieces, requests, strict=True):
+                yield request.Test
+                check_received(request, src, code, len(piece))
             state[RECEIVE] = None
         except BaseException:
-            cancel([count.request for count in ended], (out, row, ended))
+            cancel(requests, (out, row))
             raise
         if not out.flags.c_contiguous:
             numpy.copyto(out, row.reshape(out.shape))
@@ -279,12 +387,14 @@ class PointToPoint:
         self._core.waits.check_usable()
         if self._core.calls.group is not None:
             raise UsageError("a group is open already; groups do not nest", code="GC-GROUP")
-        self._core.calls.group = self._core.waits.new_group()
+        works = self._core.calls.group = self._core.waits.new_group()
+        self._core.calls.use_engine()
         try:
             yield
-            works, batch, self._core.calls.group = self._core.calls.group, self._batch, None
+            batch = self._batch
         finally:
             self._core.calls.group = self._batch = None
+            self._core.calls.use_engine()
         # Begin all messages before any wait: a message of one rank may need a later one of another rank.
         points = [self._core.waits.start(work) for work in works if work.name in POINTS]
         if batch is not None:
@@ -360,10 +470,33 @@ def _bytes(array: Array) -> Array:
     return array.reshape(-1).view(numpy.uint8)
 
 
-POINTS = ("send", "recv", "sendrecv")
-NO_WILDCARD = ("NCCL has no tags, and takes no message from anybody: a GPU array, or one on the emulated device, takes "
-               "a message from a named rank; pass src= and tag=, or receive into an array on the host")
-PLAIN = "?bBhHiIlLqQefdFD"  # codes of the dtypes common to NumPy and this library
+
+def _left_to_python(*_: Any) -> Any:
+    return LEFT_TO_PYTHON
+
+
+def check_received(request: Any, source: int, code: int, room: int) -> None:
+    """Raise MismatchError if a message that has come has another dtype, or another length than `room` bytes."""
+    # `settled`: the message is consumed, so the error does not make the communicator unusable.
+    if request.came not in (0, code):
+        raise MismatchError(f"recv: rank {source} sent {NAMES[request.came]}, out is {NAMES[code]}",
+                            code="GC-DTYPE", ranks=(source,), settled=True)
+    if request.length != room:
+        sent = "more bytes" if request.length < 0 else f"{request.length} bytes"
+        raise MismatchError(f"recv: rank {source} sent {sent}, out has {room}", code="GC-SHAPE", ranks=(source,),
+                            settled=True)
+
+
+def pieces_of(row: Array) -> list[Array]:
+    """Return the bytes of a row in pieces, as MPI counts bytes in 31 bits. An empty row is one piece."""
+    everything = row.view(numpy.uint8)
+    return [everything[start:start + MAX_MESSAGE] for start in range(0, len(everything), MAX_MESSAGE)] or [everything]
+
+
+def end_of(work: Work) -> Operation:
+    yield work.is_enqueued
+    if work.error is not None:
+        raise work.error
 
 
 def check_tag(name: str, tag: Any) -> int:

@@ -21,7 +21,7 @@ from gpucoll.arrays import HOST, Array, RankInfo, flat, joined, kind_of, on_gpu
 from gpucoll.arrays.blocks import check_blocks, check_rows, form_blocks, prepare_blocks, room_for
 from gpucoll.call.table import CallOptions, Key, reports_refusals
 from gpucoll.communicator.core import Core
-from gpucoll.communicator.metadata import KEPT, Metadata, check_alike, checked_rows, row_with
+from gpucoll.communicator.metadata import KEPT, Metadata, check_alike, checked_rows, exchange_key, row_with
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import are_whole, numpy_dtype, row_of
 from gpucoll.core.signature import COUNTS, counts_text
@@ -31,6 +31,8 @@ from gpucoll.executors.engine.plans import shown
 
 T = TypeVar("T")
 MOST_EXCHANGES = 64  # of lengths that have changed, before they are taken from an earlier call again
+# The names, in the engine's table, of calls with counts given by the caller.
+COUNTED = {name: f"{name} {COUNTS}" for name in ("all_gather_v", "gather_v", "reduce_scatter_v")}
 Counts = tuple[int, ...]
 
 
@@ -101,51 +103,77 @@ class VectorVariants:
     def __init__(self, core: Core) -> None:
         self._core, self._lengths = core, LengthCache()
 
-    def repeat(self, name: str, op: Any, place: Any, algorithm: Any, x: Any, out: Any) -> Any:
-        """Repeat a call with known lengths; return the result, or NotImplemented for calls unknown to the engine.
+    def gather(self, name: str, x: Any, out: Any, counts: Any, root: Any, algorithm: Any, stream: Any,
+               async_op: bool) -> Any:
+        """Run `all_gather_v` or `gather_v`, by the engine if it knows the call; `counts` may be None."""
+        calls = self._core.calls
+        if stream is None and not async_op and calls.group is None:
+            try:
+                found = calls.fast_path(name, "", root, algorithm, x, out) if counts is None else \
+                    calls.fast_path(COUNTED[name], root, counts, algorithm, x, out)
+                if found is not NotImplemented:
+                    return found
+            except LengthsDiffer:
+                self._differed(name)
+        options = CallOptions(algorithm, async_op, stream)
+        if counts is not None:
+            return self._counted(name, x, counts, out, options, root=root)
+        found, rows = self._exchange_and_repeat(name, self._how(root, options), x, out)
+        if found is not NotImplemented:
+            return found
+        rank_info = self._core.metadata.sizes(name, root)
+        source, everyone, digest = self._agree(name, lambda: self._opened(check_rows, name, x, stream),
+                                               lambda row: (len(row),), rows)
+        lengths = tuple(one for one, in everyone)
+        taken = lengths if COLLECTIVES[name].output.exists(self._core.rank, rank_info.root) else ()
+        blocks = Blocks(name, source.shape[1:], source.dtype, (len(source),), taken, sum(lengths), digest,
+                        _same(name, digest, source, self._how(rank_info.root, options)), lengths)
+        return self._run_blocks(blocks, source, source, options, x, out=out, root=rank_info.root)
 
-        `place` is the root.
-        """
+    def reduce_scatter(self, x: Any, counts: Any, op: Any, out: Any, dtype: Any, algorithm: Any, stream: Any,
+                       async_op: bool) -> Any:
+        calls = self._core.calls
+        if dtype is None and stream is None and not async_op and calls.group is None and (found := calls.fast_path(
+                COUNTED["reduce_scatter_v"], op, counts, algorithm, x, out)) is not NotImplemented:
+            return found
+        return self._counted("reduce_scatter_v", x, counts, out, CallOptions(algorithm, async_op, stream), op=op,
+                             kind=dtype)
+
+    def _repeat(self, name: str, root: Any, x: Any, out: Any, algorithm: Any, stream: Any, async_op: bool) -> Any:
+        """Repeat a call with known lengths; return the result, or NotImplemented for calls unknown to the engine."""
+        if stream is not None or async_op or self._core.calls.group is not None:
+            return NotImplemented
         try:
-            return self._core.calls.fast_path(name, op, place, algorithm, x, out)
+            return self._core.calls.fast_path(name, "", root, algorithm, x, out)
         except LengthsDiffer:
             self._differed(name)
             return NotImplemented
 
     @reports_refusals
-    def counted(self, name: str, x: Any, counts: Any, out: Any, options: CallOptions, *, op: Any = "", root: Any = 0,
-                kind: Any = None) -> Any:
+    def _counted(self, name: str, x: Any, counts: Any, out: Any, options: CallOptions, *, op: Any = "", root: Any = 0,
+                 kind: Any = None) -> Any:
         """Run a call whose caller knows the counts of all ranks: a gathering call, or a reduction of dtype `kind`."""
         core, row = self._core, COLLECTIVES[name]
         rank_info = core.calls.sizes(name, root)
         source = self._opened(check_rows, name, x, options.stream)
         lengths = _checked_counts(name, counts, None if row.reduces else core.rank, core.size, len(source))
         # No engine for arrays of other libraries and for calls with options that do not compare by value.
+        is_repeatable = type(source) is numpy.ndarray and kind is None and type(op) is str and self._how(0, options)
         how = (op if row.reduces else rank_info.root), lengths, options.algorithm
-        is_repeatable = type(source) is numpy.ndarray and kind is None and self._is_plain(("", 0, how[2]), options) \
-            and type(op) is str
         mine: Counts = (lengths[core.rank],)
         taken = lengths if row.output.exists(core.rank, rank_info.root) else ()
         given, taken, rooms = (lengths, mine, ()) if row.reduces else (mine, taken, lengths)
         blocks = Blocks(name, source.shape[1:], source.dtype, given, taken, sum(lengths), counts_text(lengths),
-                        (f"{name} {COUNTS}", *how) if is_repeatable else (), rooms)
+                        (COUNTED[name], *how) if is_repeatable else (), rooms)
         return self._run_blocks(blocks, source, source, options, x, out=out, op=op, root=rank_info.root, kind=kind)
 
-    def gather(self, name: str, x: Any, out: Any, root: Any, options: CallOptions) -> Any:
-        found, rows = self._exchange_and_repeat(name, ("", root, options.algorithm), x, out, options)
-        if found is not NotImplemented:
-            return found
-        rank_info = self._core.metadata.sizes(name, root)
-        source, everyone, digest = self._agree(name, lambda: self._opened(check_rows, name, x, options.stream),
-                                               lambda row: (len(row),), rows)
-        counts = tuple(one for one, in everyone)
-        taken = counts if COLLECTIVES[name].output.exists(self._core.rank, rank_info.root) else ()
-        blocks = Blocks(name, source.shape[1:], source.dtype, (len(source),), taken, sum(counts), digest,
-                        self._same(name, digest, source, ("", rank_info.root, options.algorithm), options), counts)
-        return self._run_blocks(blocks, source, source, options, x, out=out, root=rank_info.root)
-
-    def scatter(self, xs: Any, out: Any, root: Any, options: CallOptions) -> Any:
+    def scatter(self, xs: Any, out: Any, root: Any, algorithm: Any, stream: Any, async_op: bool) -> Any:
         core = self._core
+        # The lists of other ranks than the root are ignored.
+        given = xs if core.rank == root else None
+        if (found := self._repeat("scatter_v", root, given, out, algorithm, stream, async_op)) is not NotImplemented:
+            return found
+        options = CallOptions(algorithm, async_op, stream)
         rank_info, arrays, mine = core.metadata.sizes("scatter_v", root), None, None
         if core.rank == rank_info.root:
             arrays, mine = _attempt(lambda: self._opened(check_blocks, "scatter_v", xs, options.stream, core.size))
@@ -161,7 +189,7 @@ class VectorVariants:
         space = self._core.metadata.space_of("scatter_v", metadata, arrays and xs[0], out, options.stream)
         digest = _digest_of(repr(metadata).encode())
         like = numpy.empty((0, *tail), dtype) if not metadata["gpu"] else None
-        cache_key = self._same("scatter_v", digest, like, ("", rank_info.root, options.algorithm), options)
+        cache_key = _same("scatter_v", digest, like, self._how(rank_info.root, options))
         xs = None if arrays is None else xs
         found = self._repeat_known("scatter_v", cache_key, xs, out) if cache_key else NotImplemented
         if found is not NotImplemented:
@@ -170,9 +198,13 @@ class VectorVariants:
                         sum(counts), digest, cache_key)
         return self._run_blocks(blocks, arrays, arrays, options, xs, space=space, out=out, root=rank_info.root)
 
-    def all_to_all(self, xs: Any, out: Any, options: CallOptions) -> Any:
-        name, how = "all_to_all_v", ("", 0, options.algorithm)
-        found, rows = self._exchange_and_repeat(name, how, xs, out, options)
+    def all_to_all(self, xs: Any, out: Any, algorithm: Any, stream: Any, async_op: bool) -> Any:
+        name = "all_to_all_v"
+        if (found := self._repeat(name, 0, xs, out, algorithm, stream, async_op)) is not NotImplemented:
+            return found
+        options = CallOptions(algorithm, async_op, stream)
+        how = self._how(0, options)
+        found, rows = self._exchange_and_repeat(name, how, xs, out)
         if found is not NotImplemented:
             return found
         self._core.waits.check_usable()
@@ -183,26 +215,22 @@ class VectorVariants:
         most = max(sum(side) for side in (*everyone, *zip(*everyone, strict=True)))
         blocks = Blocks(name, arrays[0].shape[1:], arrays[0].dtype, everyone[rank],
                         tuple(row[rank] for row in everyone), most, digest,
-                        self._same(name, digest, arrays[0], how, options))
+                        _same(name, digest, arrays[0], how))
         return self._run_blocks(blocks, arrays, arrays, options, xs, out=out)
 
-    def _exchange_and_repeat(self, name: str, how: Key, x: Any, out: Any,
-                             options: CallOptions) -> tuple[Any, Array | None]:
+    def _exchange_and_repeat(self, name: str, how: Key, x: Any, out: Any) -> tuple[Any, Array | None]:
         """Exchange lengths, and repeat a call by the engine if the lengths are those of an earlier call.
 
-        `how` is op, root and algorithm. Return the result, or NotImplemented. The second value is the host messages of
-        all ranks if they were exchanged, else None: a call that cannot be repeated goes on with them.
+        Return the result, or NotImplemented. The second value is the host messages of all ranks if they were exchanged,
+        else None: a call that cannot be repeated goes on with them.
         """
         # A wrong root is refused before the exchange, on every rank.
-        is_wrong = type(how[1]) is int and not 0 <= how[1] < self._core.size
-        if is_wrong or not self._is_plain(how, options):
-            return NotImplemented, None
-        mine = self._lengths.messages.get(_key_of(name, x))
-        if mine is None:
+        is_known = bool(how) and 0 <= how[1] < self._core.size
+        if not is_known or (mine := self._lengths.messages.get(_key_of(name, x))) is None:
             return NotImplemented, None
         # The same exchange as that of a rank which does not repeat the call.
         try:
-            rows = self._core.calls.fast_path(f"all_gather of a header of {name}", "", 0, "auto", mine, None)
+            rows = self._core.calls.fast_path(*exchange_key("all_gather", name), mine, None)
         except LengthsDiffer:
             self._differed(name)
             return NotImplemented, None
@@ -246,14 +274,14 @@ class VectorVariants:
         if self._core.calls.engine is not None:
             self._core.calls.engine.forget(name)
 
-    def _is_plain(self, how: Key, options: CallOptions) -> bool:
-        """Return whether the engine can do a whole call: a blocking one, with options that compare by value."""
-        return not options.async_op and options.stream is None and self._core.calls.group is None \
-            and type(how[0]) is type(how[2]) is str and type(how[1]) is int
+    def _how(self, root: Any, options: CallOptions) -> Key:
+        """Return op, root and algorithm of a call that the engine can do as a whole, else ().
 
-    def _same(self, name: str, digest: str, x: Any, how: Key, options: CallOptions) -> Key:
-        """Return the engine's key for a call with known lengths; () if the engine cannot do the whole call."""
-        return (f"{name} {digest}", *how) if type(x) is numpy.ndarray and self._is_plain(how, options) else ()
+        Such a call is blocking, and has options that compare by value.
+        """
+        is_plain = not options.async_op and options.stream is None and self._core.calls.group is None \
+            and type(options.algorithm) is str and type(root) is int
+        return ("", root, options.algorithm) if is_plain else ()
 
     @reports_refusals
     def _run_blocks(self, blocks: Blocks, source: Any, given: Any, options: CallOptions, x: Any, *, space: Any = None,
@@ -265,7 +293,8 @@ class VectorVariants:
         core, row, is_counted = self._core, COLLECTIVES[blocks.name], blocks.digest.startswith(COUNTS)
         sources = given if isinstance(given, list) else [] if given is None else [given]
         if space is None:
-            space = core.space(blocks.name, *(x if isinstance(given, list) else [x]), stream=options.stream)
+            space = core.space(blocks.name, *x, stream=options.stream) if isinstance(given, list) \
+                else core.calls.space(blocks.name, x, options.stream)
         kind = kind_of(blocks.name, sources[0], kind) if row.reduces else row_of(blocks.dtype)
         room = None if out is None else room_for(row, out, blocks.rooms or blocks.taken, blocks.tail, blocks.dtype,
                                                  sources, core.rank, space)
@@ -289,9 +318,8 @@ class VectorVariants:
                               result, given)
         if is_counted:  # compared before data move; lengths that were exchanged are known to be equal
             call = call._replace(cut=call.cut._replace(digest=blocks.digest))
-        call = call._replace(space=call.space.on_side_stream()) if options.async_op else call
         checked = core.calls.check_op(blocks.name, op, call) if row.reduces else None
-        ready = core.calls.resolve(row, call, options, core.options.executor, checked, root)
+        ready, call = core.calls.resolve(row, call, options, core.options.executor, checked, root)
         # The engine takes no copy scaled by an op.
         if ready.source is call.input and self._learn(blocks, ready, *ends) and not is_counted:
             self._know(blocks.name, blocks.cache_key, x, out)
@@ -318,6 +346,8 @@ class VectorVariants:
         return cache_key not in self._lengths.joined
 
     def _opened(self, check: Callable[..., T], name: str, x: Any, stream: Any, *more: int) -> T:
+        if type(x) is numpy.ndarray:
+            return check(name, x, *more)
         with self._core.current(stream, x if isinstance(x, list | tuple) else [x]):
             return check(name, x, *more)
 
@@ -376,6 +406,11 @@ def _key_of(name: str, x: Any) -> Key:
     if type(x) is list and x and all(type(one) is numpy.ndarray and one.dtype == x[0].dtype for one in x):
         return name, x[0].dtype, *[one.shape for one in x]
     return ()
+
+
+def _same(name: str, digest: str, x: Any, how: Key) -> Key:
+    """Return the engine's key for a call with known lengths; () if the engine cannot do the whole call."""
+    return (f"{name} {digest}", *how) if how and type(x) is numpy.ndarray else ()
 
 
 def _digest_of(messages: bytes) -> str:

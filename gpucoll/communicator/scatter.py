@@ -60,8 +60,7 @@ def _prepared(core: Core, x: Any, source: Any, out: Any, rank_info: RankInfo, op
               metadata: Metadata) -> tuple[ReadyCall, Prepared]:
     space = core.metadata.space_of("scatter", metadata, x, out, options.stream)
     call = prepare_scatter(source, out, tuple(metadata["shape"]), numpy_dtype(metadata["dtype"]), rank_info, space)
-    call = call._replace(space=call.space.on_side_stream()) if options.async_op else call
-    return core.calls.resolve(COLLECTIVES["scatter"], call, options, core.options.executor, root=rank_info.root), call
+    return core.calls.resolve(COLLECTIVES["scatter"], call, options, core.options.executor, root=rank_info.root)
 
 
 def _shown_by(core: Core, rank_info: RankInfo, out: Any, options: CallOptions) -> Metadata | None:

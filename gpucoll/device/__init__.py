@@ -7,7 +7,6 @@
     cuda        a GPU, through CuPy; memory that other processes open
     nccl        one rank's NCCL communicator; pairs: those of two ranks, for messages
     local       replaces NCCL between threads on one GPU
-    messages    receives on the host, with the length and dtype of a message
 
 `Stream` and `Event` follow CuPy. Work is enqueued on a stream, and the host does not wait for it.
 """

@@ -19,8 +19,8 @@ import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.arrays.reductions import combiner
-from gpucoll.device.messages import receiver
 from gpucoll.executors import Call, CallRequest, Executor
+from gpucoll.executors.messages import receiver
 from gpucoll.plan import Message, Plan, Reduction, Span, Step
 from gpucoll.progress.operations import Operation
 from gpucoll.transport.control import cancel

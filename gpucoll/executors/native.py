@@ -41,7 +41,7 @@ ON_BOOL = {"sum": "LOR", "max": "LOR", "bor": "LOR", "lor": "LOR", "prod": "LAND
 class NativeExecutor(Executor):
     """An executor of MPI's collectives over `comm`, a communicator used by nothing else.
 
-    If the engine of `node`, an `EngineExecutor`, compares calls, ranks first meet in the engine, and MPI's call
+    If the engine of `node`, an `NodeEngine`, compares calls, ranks first meet in the engine, and MPI's call
     follows. The blocking function of MPI is used if on every rank a thread waits for the call: Open MPI's non-blocking
     collectives take up to four times as long. All ranks are in the call then, so the call ends unless a process stops
     or dies inside. MPI's collectives cannot be cancelled: at the deadline a watching thread raises CollectiveTimeout,

@@ -29,7 +29,7 @@ static const int64_t LONG_DELAY = 100000;
 
 // The engine of a rank and communicator, with all its state.
 struct Engine {
-    Ref<> executor;  // the `EngineExecutor`, the owner of this engine
+    Ref<> executor;  // the `NodeEngine`, the owner of this engine
     Ref<> errors;    // the base class of the executor's errors
     Node node{};
     Walker walker{};
@@ -39,6 +39,7 @@ struct Engine {
     Ref<> inside;                          // a list: beginnings of file names that are no place in the user's program
     Ref<> wire;                            // a capsule, the owner of `Node::wire`
     Ref<> alone;                           // messages under way in Python: messages here must not overtake them
+    Ref<> python;                          // makes the calls that are left to Python
     PyObject* object = nullptr;            // this engine for Python, which owns this state
     bool closed = false;
     int under_way = 0;       // calls of threads inside this object: above 0 the members must stay
@@ -57,7 +58,7 @@ struct Engine {
 
     template <class Each> void references(Each each) {
         table.references(each);
-        for (Ref<>* one : {&acquire, &release, &queue, &waits, &inside, &wire, &alone, &executor, &errors}) each(*one);
+        for (Ref<>* one : {&acquire, &release, &queue, &waits, &inside, &wire, &alone, &python, &executor, &errors}) each(*one);
         each(current);
     }
 
@@ -503,11 +504,9 @@ static Ref<> bind(Engine& self, PyObject* given) {
     return Ref<>::borrow(made.get());
 }
 
-// Engine.__call__(name, op, root or counts, algorithm, x, out): do the call and return the result, or NotImplemented if
-// the call is left to Python. The input of a v-variant may be a list of arrays, the result a list of blocks.
-static Ref<> call(Engine& self, PyObject* const* given, size_t count, PyObject* names) {
-    if (PyVectorcall_NARGS(count) != OPTIONS + 2 || names != nullptr || (!self.waits && !self.closed))
-        raise(PyExc_TypeError, "the engine takes six arguments, once it has a gate");
+// Do a call with the arguments name, op, root or counts, algorithm, x, out; return the result, or NotImplemented if the
+// call is left to Python. The input of a v-variant may be a list of arrays, the result a list of blocks.
+static Ref<> call(Engine& self, PyObject* const* given) {
     if (self.closed) return not_implemented();
     PyObject* x = given[OPTIONS];
     const Entry* entry = self.table.find(key_of(self, given, x, given[OPTIONS + 1]));
@@ -527,8 +526,23 @@ static Ref<> call(Engine& self, PyObject* const* given, size_t count, PyObject* 
     return blocks && result.get() != Py_NotImplemented ? blocks : result;
 }
 
+// Engine.__call__(name, op, root or counts, algorithm, x, out): see `call`. With three more arguments, dtype, stream and
+// async_op, `python` makes a call left to Python with these nine, as each call with one of the three options.
+static Ref<> call_or_leave(Engine& self, PyObject* const* given, size_t count, PyObject* names) {
+    const Py_ssize_t length = PyVectorcall_NARGS(count);
+    const bool has_options = length == OPTIONS + 5;
+    if ((length != OPTIONS + 2 && !has_options) || names != nullptr || (!self.waits && !self.closed))
+        raise(PyExc_TypeError, "the engine takes six or nine arguments, once it has a gate");
+    PyObject* const* more = given + OPTIONS + 2;
+    const bool is_left = has_options && (more[0] != Py_None || more[1] != Py_None || more[2] != Py_False);
+    const Ref<> python = self.python;  // a reference of our own: Python may drop the engine
+    Ref<> done = is_left ? not_implemented() : call(self, given);
+    if (!has_options || done.get() != Py_NotImplemented) return done;
+    return checked(PyObject_Vectorcall(python.get(), given, count, nullptr));
+}
+
 static PyObject* call_engine(PyObject* object, PyObject* const* given, size_t count, PyObject* names) {
-    return bordered([&] { return call(state_of<Engine>(object), given, count, names); });
+    return bordered([&] { return call_or_leave(state_of<Engine>(object), given, count, names); });
 }
 
 // cache_call(name, op, root or counts, algorithm, x, result, the caller's out, plan, seconds, nbytes, lengths, text,

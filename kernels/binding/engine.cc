@@ -227,13 +227,13 @@ static Ref<> settle(Engine& self) {
     return none();
 }
 
-// bind_progress(acquire, release, queue, messages under way, waits, errors): set the rules honoured by calls made here,
+// bind_progress(acquire, release, queue, messages under way, waits, errors, python): set the rules honoured by calls made here,
 // a lock and two queues (see `Progress.gate`), and the class of the executor's errors.
 static Ref<> bind_progress(Engine& self, PyObject* given) {
-    Ref<>* const places[] = {&self.acquire, &self.release, &self.queue, &self.alone, &self.waits, &self.errors};
-    PyObject* objects[6];
-    check(PyArg_ParseTuple(given, "OOOOOO", objects, objects + 1, objects + 2, objects + 3, objects + 4, objects + 5));
-    for (int i = 0; i < 6; i++) *places[i] = Ref<>::borrow(objects[i]);
+    Ref<>* const places[] = {&self.acquire, &self.release, &self.queue, &self.alone, &self.waits, &self.errors, &self.python};
+    PyObject* objects[7];
+    check(PyArg_ParseTuple(given, "OOOOOOO", objects, objects + 1, objects + 2, objects + 3, objects + 4, objects + 5, objects + 6));
+    for (int i = 0; i < 7; i++) *places[i] = Ref<>::borrow(objects[i]);
     return none();
 }
 

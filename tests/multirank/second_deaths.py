@@ -27,7 +27,7 @@ import numpy
 import gpucoll as gc
 from gpucoll.communicator import elastic, links
 from gpucoll.communicator.metadata import MetadataExchange
-from gpucoll.executors.engine import EngineExecutor
+from gpucoll.executors.engine import NodeEngine
 from gpucoll.executors.engine.neighbours import NodeRanks
 from gpucoll.launch import bootstrap, launchers, regroup
 from gpucoll.transport import connections, kvstore, mailbox, ports
@@ -39,7 +39,7 @@ from harness.pace import seconds
 # The functions whose calls count as steps, with a step before and a step after the call.
 STEPS = [(elastic, "_give_up"), (regroup, "survivors"), (regroup, "grown"), (ports, "apply"),
          (regroup, "_invite"), (regroup, "_place_of"), (connections.Peers, "take"), (links, "offer"),
-         (links, "membership"), (mailbox.StoreRanks, "allgather"), (bootstrap, "check_alike"), (EngineExecutor, "meet"),
+         (links, "membership"), (mailbox.StoreRanks, "allgather"), (bootstrap, "check_alike"), (NodeEngine, "meet"),
          (NodeRanks, "_try"), (MetadataExchange, "all_gather"), (mailbox.StoreMessages, "Isend"),
          (kvstore.MemoryStore, "set"), (kvstore.StoreClient, "set")]
 FAILURES = gc.RankFailedError, gc.RevokedError

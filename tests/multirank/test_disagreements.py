@@ -109,7 +109,7 @@ def left(mpi):
         for _ in range(2):
             with pytest.raises(gc.MismatchError):
                 comm.all_reduce(numpy.ones(3 + comm.rank))
-            assert comm._core.host.under_way() == ""
+            assert comm._core.host._shared.under_way() == ""
         assert (comm.all_reduce(numpy.ones(3)) == 2).all()
 
 

@@ -34,7 +34,7 @@ def around(comm):
                 assert comm.sendrecv(x, out, right, left, tag=turn % 3) is out
                 x[:] = -1
                 assert (out == content(count, left, turn)).all(), (count, turn)
-    assert comm._points.carrier is comm._core.host._shared
+    assert type(comm._points.carrier).__name__ == "MessagePort"
 
 
 @on_shared

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from gpucoll.device import messages
-from gpucoll.device.messages import MatchedReceives, receiver
+from gpucoll.executors import messages
+from gpucoll.executors.messages import MatchedReceives, receiver
 from gpucoll.transport.control import LossyRequest
 
 TRUNCATE, FAILED = 15, 75

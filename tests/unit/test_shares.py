@@ -30,7 +30,7 @@ def late_by(comms, make):
 
     def run(comm):
         if comm.rank == 1:
-            while not comms[0]._core.host.under_way():
+            while not comms[0]._core.host._shared.under_way():
                 time.sleep(1e-4)
             began = time.monotonic()
             while time.monotonic() < began + DELAY:

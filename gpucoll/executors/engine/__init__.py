@@ -26,7 +26,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpucoll.arrays import address
 from gpucoll.arrays.segments import Slab
@@ -49,36 +49,46 @@ from gpucoll.transport.tags import ENGINE_CALLS, ENGINE_TAGS
 MISMATCH_TIMEOUT, SHORT_TIMEOUT, POLL_INTERVAL = 5.0, 0.25, 1e-4
 # The counter of a rank that has shown the place of its call. One less than the engine's SETTLED, and above all rounds.
 SITE_SHOWN = (1 << ROUNDS) - 2
-MESSAGES = ("mpi", "ucx")  # the names of the executor that exchanges messages with all ranks
 LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
 
 
-class EngineExecutor(Executor):
+class Kind(NamedTuple):
+    """What the name of a `NodeEngine` decides."""
+
+    compares: bool  # whether the engine compares calls in the node's memory; all ranks are on one node
+    carries: bool  # whether the engine carries messages between two ranks of a node; else each rank is a node
+    has_wire: bool  # whether messages between nodes go by a wire, and compare the calls
+
+
+KINDS = {"shared": Kind(compares=True, carries=True, has_wire=False),
+         "hybrid": Kind(compares=False, carries=True, has_wire=True),
+         "mpi": Kind(compares=False, carries=False, has_wire=True),
+         "ucx": Kind(compares=False, carries=False, has_wire=True)}
+
+
+class NodeEngine(Executor):
     """An executor of schedules in the node's shared memory.
 
     Ranks `meet` before or in their first call, all ranks in the same call, for at most `timeout` seconds. `check` is
     the extent of comparing calls inside the node: "full" with all ranks before data is sent, "deferred" with the ranks
-    to be read from, "off" with none. The `name` is "shared" on one node and "hybrid" on several; "mpi" and "ucx", named
-    after the link, work on any number. All but "shared" send messages between nodes by a wire (`use_wire`), and compare
-    calls by messages.
+    to be read from, "off" with none. The `name` is a key of `KINDS`: "shared" on one node, "hybrid" on several; "mpi"
+    and "ucx", named after the link, work on any number. `use_wire` gives the wire.
     `on_engine` says whether this engine is the communicator's own, with its flight records and its table of calls.
 
     Every call has a number, `engine.call_count`, equal on all ranks. A rank's progress counter is the call number and
     the position in the call.
     """
 
-    def __init__(self, link: Any, timeout: float, check: str | None, name: str = "shared", *,
-                 on_engine: bool = True) -> None:
-        self.name, self.on_engine = name, on_engine
-        self._check = LEVELS[check] if name == "shared" else OFF
+    def __init__(self, link: Any, timeout: float, check: str | None, name: str, *, on_engine: bool = True) -> None:
+        self.name, self.kind, self.on_engine = name, KINDS[name], on_engine
+        self._check = LEVELS[check] if self.kind.compares else OFF
         self._capsule: Any = None  # the wire
         # Whether the engine compares calls by messages that also carry the first data.
         self.is_compared_by_wire = False
-        self._may_compare = on_engine and LEVELS[check] == ALL and name != "shared"
-        self._link, self._timeout = link, timeout
-        self._size, self._wire = link.place.size, link.wire
+        self._may_compare = on_engine and LEVELS[check] == ALL and self.kind.has_wire
+        self._link, self._timeout, self._size = link, timeout, link.place.size
         found, place = library(), link.place
-        if name in MESSAGES:
+        if not self.kind.carries:
             place = place._replace(nodes=tuple(range(self._size)))
         self.node_ranks = NodeRanks(place, found is not None, 0 if found is None else found.BOX)
         self._has_met, self._nodes = False, place.nodes
@@ -96,12 +106,12 @@ class EngineExecutor(Executor):
 
     def serves(self, request: CallRequest) -> str | None:
         """Return None if same-node ranks can map each other's memory, and every rank has the engine."""
-        if self.name == "shared" and len(self.node_ranks.all) < self._size:
+        if self.kind.compares and len(self.node_ranks.all) < self._size:
             return "the ranks are on several nodes"
         self.meet()
         if not self.node_ranks.maps:
             return "the system does not let these ranks map each other's memory"
-        if self.engine is None or (self.name != "shared" and self._capsule is None and self._size > 1):
+        if self.engine is None or (self.kind.has_wire and self._capsule is None and self._size > 1):
             return "not every rank's gpucoll was installed with the engine"
         return None
 
@@ -122,7 +132,7 @@ class EngineExecutor(Executor):
     def meeting(self) -> Operation:
         """Do the work of `meet`, as an operation."""
         node_ranks = self.node_ranks
-        yield from node_ranks.meet(self._wire)
+        yield from node_ranks.meet(self._link.wire)
         self._has_met = True
         if node_ranks.maps and node_ranks.all_able:
             # A waiting rank may spin only if no other rank needs its core.
@@ -329,38 +339,17 @@ class EngineExecutor(Executor):
         self.engine.attach(rank, key, address(row), row.nbytes)
 
     @property
-    def carries(self) -> bool:
-        """Whether the engine carries messages between same-node ranks; equal on all ranks after `meet`."""
-        return self.engine is not None and self.node_ranks.copies and self.name not in MESSAGES
-
-    def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> Any:
-        """Begin to send ``[bytes, "B"]`` with a dtype code, like mpi4py's method."""
-        if dest in self.node_ranks.all:
-            return self.engine.message(True, buffer[0], dest, tag, dtype)
-        return self._link.points.Isend(buffer, dest, tag, dtype)
-
-    def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> Any:
-        """Begin to receive ``[bytes, "B"]`` with a dtype code, like mpi4py's method."""
-        if source in self.node_ranks.all:
-            return self.engine.message(False, buffer[0], source, tag, dtype)
-        return self._link.points.Irecv(buffer, source, tag, dtype)
-
-    def other(self, source: int, tag: int, dtype: int) -> Any:
-        """Return the result of `links.TypedMessages.other`, for a rank of another node."""
-        return self._link.points.other(source, tag, dtype)
-
-    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
-        """Return a message that could be received now, or None; `source` and `tag` None match any."""
-        if source is None or source in self.node_ranks.all:
-            found = self.engine.probe(-1 if source is None else source, -1 if tag is None else tag)
-            if found is not None or source is not None or len(self.node_ranks.all) == self._size:
-                return None if found is None else ProbeResult(*found)
-        return self._link.points.seen(source, tag)
-
-    @property
     def compares_calls(self) -> bool:
         """Whether the engine compares the calls of all ranks."""
-        return self.name == "shared" and self.engine is not None
+        return self.kind.compares and self.engine is not None
+
+    def port(self, points: Any) -> Any:
+        """Return the carrier of messages between two ranks, if `points` carries those between nodes.
+
+        The carrier is of the same kind on all ranks after `meet`.
+        """
+        carries = self.engine is not None and self.node_ranks.copies and self.kind.carries
+        return MessagePort(self, points) if carries else points
 
     def walk(self, plan: Callable[[], Any], x: Any, out: Any) -> Operation:
         """Carry out a plan on these arrays; after a failure no other rank begins to read or write the arrays."""
@@ -408,3 +397,31 @@ class EngineExecutor(Executor):
             self.plans.close()
         self.engine = self.plans = None  # a cycle of references: end it here
         self.node_ranks.close()
+
+
+class MessagePort:
+    """The carrier of messages between two ranks: the engine of a node, and `points` for ranks of other nodes."""
+
+    def __init__(self, node: NodeEngine, points: Any) -> None:
+        self._node, self._points = node, points
+
+    def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> Any:
+        """Begin to send ``[bytes, "B"]`` with a dtype code, like mpi4py's method."""
+        if dest in self._node.node_ranks.all:
+            return self._node.engine.message(True, buffer[0], dest, tag, dtype)
+        return self._points.Isend(buffer, dest, tag, dtype)
+
+    def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> Any:
+        """Begin to receive ``[bytes, "B"]`` with a dtype code, like mpi4py's method."""
+        if source in self._node.node_ranks.all:
+            return self._node.engine.message(False, buffer[0], source, tag, dtype)
+        return self._points.Irecv(buffer, source, tag, dtype)
+
+    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
+        """Return a message that could be received now, or None; `source` and `tag` None match any."""
+        ranks = self._node.node_ranks
+        if source is None or source in ranks.all:
+            found = self._node.engine.probe(-1 if source is None else source, -1 if tag is None else tag)
+            if found is not None or source is not None or len(ranks.all) == ranks.size:
+                return None if found is None else ProbeResult(*found)
+        return self._points.seen(source, tag)

@@ -15,7 +15,7 @@ from gpucoll.errors import MismatchError, is_settled
 from gpucoll.progress.operations import Operation, Pending
 
 if TYPE_CHECKING:
-    from gpucoll.executors.engine import EngineExecutor
+    from gpucoll.executors.engine import NodeEngine
 
 
 class WireRoles(NamedTuple):
@@ -46,7 +46,7 @@ class Comparing:
     Without a `description` the call is described as in the engine's descriptor: a plan may serve under two names.
     """
 
-    def __init__(self, executor: EngineExecutor, description: str) -> None:
+    def __init__(self, executor: NodeEngine, description: str) -> None:
         self._executor, self._description = executor, description
         self._operation: Operation | None = None  # of the call under way
         self._pending: Pending | None = None

@@ -21,7 +21,7 @@ from gpucoll.plan import Plan
 from gpucoll.progress.operations import Operation
 
 if TYPE_CHECKING:
-    from gpucoll.executors.engine import EngineExecutor
+    from gpucoll.executors.engine import NodeEngine
 
 KEPT = 256  # plans of calls without data
 # Bytes of a staging buffer: the least, and the most for rounding up to a power of two: beyond, this wastes too much.
@@ -215,9 +215,9 @@ class EngineCall(Call):
     """A request as a plan of the engine. The engine forms means, and fills an exscan: nothing is left to be done."""
 
     completes = True
-    executor: EngineExecutor
+    executor: NodeEngine
 
-    def __init__(self, executor: EngineExecutor, request: CallRequest, plans: Plans) -> None:
+    def __init__(self, executor: NodeEngine, request: CallRequest, plans: Plans) -> None:
         super().__init__(executor, request)
         self._plans = plans
 

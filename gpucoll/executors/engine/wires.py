@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from gpucoll.device.messages import overruns
 from gpucoll.executors.engine.extension import library
+from gpucoll.executors.messages import overruns
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import exchange
 from gpucoll.transport.mailbox import Mailbox, ThreadMessages

@@ -13,7 +13,7 @@ import time
 
 import numpy
 
-from gpucoll.device.messages import receiver
+from gpucoll.executors.messages import receiver
 
 from . import _files
 

@@ -1,4 +1,4 @@
-"""Receives of messages on the host: with the length and dtype of the message, and none beyond the end of a buffer."""
+"""Messages of MPI between two ranks: with their dtype and length, and none beyond the end of a buffer."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import collections
 import contextlib
 import functools
 import threading
-from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from gpucoll.core.dtypes import CODES
-from gpucoll.errors import MismatchError
+from gpucoll.progress.operations import ProbeResult
+from gpucoll.transport.tags import TAGS
 
-# A message of another dtype: the code of the dtype, and a function that begins the receive into a new buffer. The
-# function returns the request and the buffer.
-Found: TypeAlias = tuple[int, Callable[[], tuple[Any, Any]]]
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
 # Unsuccessful tests before a search for a message of another dtype, since a search costs one MPI_Iprobe per dtype.
 LOOKS = 256
-NAMES = {code: name for name, code in CODES.items()}
 
 
 @functools.cache
@@ -132,63 +131,106 @@ class MatchedReceive:
             self._request.Wait(status)
 
 
-class Counted:
-    """A receive that reports the length and the dtype of the received message.
+class TypedMessages:
+    """Messages over an mpi4py communicator. The tag carries the code of the dtype above the user's tag.
 
-    `length` is in bytes. After the end of the receive, None means more bytes than the buffer holds. `came` is the code
-    of the message's dtype, 0 if unknown. A receive over MPI matches messages of one dtype only, `dtype`, so from time
-    to time `points.other` looks for a message of another dtype from `source` with `tag`.
+    A receive therefore takes the first message of its own dtype, at no cost, and `other` finds messages of other
+    dtypes. A receive may take a message ahead of an earlier message of another dtype, but never misreads a message.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm, self._status, self._send, self._receiver = comm, _mpi().Status(), comm.Isend, receiver(comm)
+        self.receive = self._receiver.Irecv
+        # MPI guarantees only the range of the user's tags. Without larger tags a message carries no dtype.
+        self.step = TAGS if (comm.Get_attr(_mpi().TAG_UB) or 0) >= TAGS * (max(CODES.values()) + 1) else 0
+
+    def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> MPI.Request:
+        """Start to send ``[bytes, "B"]`` of the dtype with code `dtype`; return the request."""
+        return self._send(buffer, dest, tag + dtype * self.step)
+
+    def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> TypedReceive:
+        """Start to receive ``[bytes, "B"]`` of the dtype with code `dtype`; return the request."""
+        return TypedReceive(self, buffer, source, tag, dtype)
+
+    def _match(self) -> None:
+        """Let posted receives take their messages first: such messages are not for a probe."""
+        if isinstance(self._receiver, MatchedReceives):
+            self._receiver.match()
+
+    def other(self, source: int, tag: int, dtype: int) -> tuple[int, int] | None:
+        """Return code and bytes of a message of another dtype ready to be received, or None."""
+        self._match()
+        for code in CODES.values() if dtype and self.step else ():
+            if code != dtype and self._comm.Iprobe(source, tag + code * self.step, self._status):
+                return code, self._status.count
+        return None
+
+    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
+        """Return a user's message ready to be received, or None; messages of a sender in sending order."""
+        anybody, status = _mpi().ANY_SOURCE if source is None else source, self._status
+        self._match()
+        if not self._comm.Iprobe(anybody, _mpi().ANY_TAG, status):
+            return None
+        code, its_tag = divmod(status.tag, TAGS)
+        if code != 1 and tag in (None, its_tag):
+            return ProbeResult(status.source, its_tag, status.count)
+        if tag is None:  # code 1: a message of gpucoll.distributed, soon taken by that package
+            return None
+        # The first message may not be the wanted one: probe the tag with each dtype, as MPI has no wildcard for that.
+        tags = [tag + code * self.step for code in (0, *CODES.values())] if self.step and tag < TAGS else [tag]
+        is_here = any(self._comm.Iprobe(anybody, one, status) for one in tags)
+        return ProbeResult(status.source, tag, status.count) if is_here else None
+
+
+class TypedReceive:
+    """A receive of `TypedMessages`, with length and dtype of the received message.
+
+    `length` is in bytes: None before the end, -1 for more bytes than the buffer holds. `came` is the code of the dtype,
+    0 for the expected one. MPI matches messages of one dtype only, so from time to time `Test` looks for a message of
+    another dtype.
     """
 
     # Class attributes as initial values, because most messages never set these attributes.
-    came, length, _looks, _kept = 0, cast("int | None", None), 0, None
+    came, _looks, _kept = 0, 0, None
+    length: int | None = None
 
-    def __init__(self, request: Any, points: Any = None, source: int = 0, tag: int = 0, dtype: int = 0) -> None:
-        self.request, self._points, self._where = request, points, (source, tag, dtype)
-        # Requests of threads and of a store have a length of their own and need no status.
-        self._status: Any = None if hasattr(request, "length") else _mpi().Status()
+    def __init__(self, messages: TypedMessages, buffer: list[Any], source: int, tag: int, dtype: int) -> None:
+        self._messages, self._where, self._status = messages, (source, tag, dtype), _mpi().Status()
+        self._request = messages.receive(buffer, source, tag + dtype * messages.step)
 
-    def __call__(self) -> bool:
+    def Test(self) -> bool:
         """Return whether the receive is complete."""
-        # The sending thread may set the request's length at any time: read the length first, then the dtype.
-        if self._status is None:
-            self.length = self.request.length
-            self.came = getattr(self.request, "came", 0)
-            return self.length is not None
+        if self.length is not None:
+            return True
         try:
-            if not self.request.Test(self._status):
+            if not self._request.Test(self._status):
                 self._looks += 1
                 return self._looks % LOOKS == 0 and self._gives_way()
         except _mpi().Exception as error:
             if error.Get_error_class() != _mpi().ERR_TRUNCATE:
                 raise
+            self.length = -1
             return True
         self.length = self._status.count
         return True
 
+    def Cancel(self) -> None:
+        """Give up the receive, unless a message is already matched."""
+        self._request.Cancel()
+
     def _gives_way(self) -> bool:
         """Look for a message of another dtype and receive it instead; return whether the expected message arrived."""
-        found: Found | None = None if self._points is None or self.came else self._points.other(*self._where)
-        if found is not None:
-            # MPI decides the race between cancellation and arrival, so the status is read after the wait.
-            self.request.Cancel()
-            self.request.Wait(self._status)
-            if self._status.Is_cancelled():
-                self.came, begin = found
-                # `_kept` keeps the buffer of the substitute receive alive.
-                self.request, self._kept = begin()
-            else:
-                self.length = self._status.count
-                return True
+        found = None if self.came else self._messages.other(*self._where)
+        if found is None:
+            return False
+        # MPI decides the race between cancellation and arrival, so the status is read after the wait.
+        self._request.Cancel()
+        self._request.Wait(self._status)
+        if not self._status.Is_cancelled():
+            self.length = self._status.count
+            return True
+        source, tag, _ = self._where
+        self.came, nbytes = found
+        self._kept = numpy.empty(nbytes, numpy.uint8)  # the substitute receive writes here
+        self._request = self._messages.receive([self._kept, "B"], source, tag + self.came * self._messages.step)
         return False
-
-    def check(self, source: int, room: int) -> None:
-        """Raise MismatchError if the message has another dtype, or another length than `room` bytes."""
-        # `settled`: the message is consumed, so the error does not make the communicator unusable.
-        if self.came and self._where[2] not in (0, self.came):
-            raise MismatchError(f"recv: rank {source} sent {NAMES[self.came]}, out is {NAMES[self._where[2]]}",
-                                code="GC-DTYPE", ranks=(source,), settled=True)
-        if self.length != room:
-            sent = "more bytes" if self.length is None else f"{self.length} bytes"
-            raise MismatchError(f"recv: rank {source} sent {sent}, out has {room}", code="GC-SHAPE", ranks=(source,),
-                                settled=True)
