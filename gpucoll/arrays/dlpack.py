@@ -23,17 +23,18 @@ class _Asked:
 
 
 class _Held:
-    """A writable view of an array's memory; keeps the array and the capsule alive.
+    """A view of an array's memory; keeps the array and the capsule alive.
 
-    `array` is released before `capsule`, because some exporters free the memory with the capsule.
+    `array` is released before `capsule`, because some exporters free the memory, or what the array's end calls, with
+    the capsule.
     """
 
     __slots__ = ("__array_interface__", "array", "capsule")
 
-    def __init__(self, array: numpy.ndarray[Any, Any], capsule: object) -> None:
+    def __init__(self, array: numpy.ndarray[Any, Any], capsule: object, is_readonly: bool) -> None:
         interface = array.__array_interface__
         self.array, self.capsule = array, capsule
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], is_readonly)}
 
 
 def of_dlpack(x: Any) -> numpy.ndarray[Any, Any]:
@@ -45,4 +46,4 @@ def of_dlpack(x: Any) -> numpy.ndarray[Any, Any]:
     asked = _Asked(x)
     array = numpy.from_dlpack(asked)
     is_unversioned = ctypes.pythonapi.PyCapsule_IsValid(ctypes.py_object(asked.capsule), b"used_dltensor")
-    return array if array.flags.writeable or not is_unversioned else numpy.asarray(_Held(array, asked.capsule))
+    return numpy.asarray(_Held(array, asked.capsule, not (array.flags.writeable or is_unversioned)))

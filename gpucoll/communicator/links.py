@@ -47,6 +47,8 @@ class MpiLink(Transport):
             raise ArgumentError(f"from_mpi: {mpi!r} is not an mpi4py intracommunicator")
         from mpi4py import MPI
 
+        if isinstance(mpi, MPI.Intracomm):
+            mpi = MPI.Intracomm(mpi)  # without the methods of a subclass, such as `gpucoll.mpi.Comm`
         self._timeout = timeout
         bootstrap.check_process()
         # A failed rank may wait for others that have completed this link: all shrink what they have in common.

@@ -41,7 +41,7 @@ from gpucoll.communicator.ragged import VectorVariants
 from gpucoll.communicator.scatter import scatter
 from gpucoll.communicator.symmetric import SymmetricHeaps
 from gpucoll.communicator.transports import Transport
-from gpucoll.errors import RankFailedError
+from gpucoll.errors import RankFailedError, UsageError
 from gpucoll.health.farewell import Farewell, Sent, Why
 from gpucoll.health.flight import Stats
 from gpucoll.launch import bootstrap, regroup
@@ -486,6 +486,16 @@ class Communicator:
         Raises the error of an incomplete call on a GPU, unless a call or a wait has already raised it.
         """
         self._core.life.close()
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for names that the class lacks, such as those of other libraries.
+        same = next((own for own in dir(type(self)) if own.replace("_", "") == name.replace("_", "").lower()), "")
+        raise AttributeError(f"a gpucoll communicator has no {name!r}{same and f', but {same!r}'}"
+                             + "; gpucoll.mpi.Comm has mpi4py's calls" * name[:1].isupper(), name=name, obj=self)
+
+    def __reduce__(self) -> Any:
+        raise UsageError("a communicator cannot be pickled or copied: its connections belong to this process; pass its "
+                         "rank and size, or make a communicator in the other process by gpucoll.init or gpucoll.join")
 
     def __enter__(self) -> Self:
         return self

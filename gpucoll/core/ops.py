@@ -57,6 +57,8 @@ OPS: dict[str, Op] = {
         Op("lxor", "logical_xor", "!a != !b", None, "LXOR", "0", _REAL),
     )
 }
+# Other libraries' names of the ops.
+ALIASES = {**{row.numpy: row.name for row in reversed(OPS.values())}, "mean": "avg", "product": "prod"}
 # The sum and the mean formed exactly and rounded once, in place of `sum` and `avg` with deterministic="exact". All
 # contributions are combined at once; `cuda` is the type in ``kernels/device/exact.h``.
 EXACT = {name: Op(f"exact_{name}", "", cuda, None, "", "0", ("float", "complex"))
@@ -100,12 +102,16 @@ class ReduceOp(enum.Enum):
 
 
 def op_of(op: object) -> Op:
-    """Return the row of `op`: a name, a `ReduceOp`, an mpi4py op of the same meaning, or an op of the user.
+    """Return the row of `op`: a name, a `ReduceOp`, an op of mpi4py or a function of the same meaning, a user's op.
 
-    Raises ArgumentError, with the nearest name, for an unknown op.
+    Names of other libraries count, too: any case, ``"mean"``, ``numpy.add``, ``cupy.maximum``, ``max``. Raises
+    ArgumentError, with the nearest name, for an unknown op.
 
     >>> op_of("max").mpi
     'MAX'
+    >>> import numpy
+    >>> [op_of(op).name for op in ("SUM", "mean", numpy.add, max)]
+    ['sum', 'avg', 'sum', 'max']
     """
     if isinstance(op, Op):
         return op
@@ -114,6 +120,10 @@ def op_of(op: object) -> Op:
     if type(op).__module__ == "mpi4py.MPI":
         mpi = sys.modules["mpi4py.MPI"]
         name = next((row.name for row in OPS.values() if row.mpi and op == getattr(mpi, row.mpi, None)), op)
+    if type(op).__name__ == "ufunc" or any(op is one for one in (min, max, sum)):  # NumPy's, CuPy's or Python's own
+        name = getattr(op, "__name__", "").removeprefix("cupy_")
+    if isinstance(name, str):
+        name = ALIASES.get(name.lower(), name.lower())
     if isinstance(name, str) and name in OPS:
         return OPS[name]
     raise ArgumentError(f"no reduce op is named {op!r}{nearest(op, OPS)}", code="GC-OP")

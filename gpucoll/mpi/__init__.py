@@ -1,11 +1,11 @@
-"""The interface of mpi4py: `Comm` wraps an mpi4py communicator, and gpucoll carries out its upper-case collectives.
+"""The interface of mpi4py: `Comm` is an mpi4py communicator whose upper-case collectives gpucoll carries out.
 
     comm = gpucoll.mpi.Comm(MPI.COMM_WORLD)      # the only line of a program that changes
     comm.Allreduce(x, y, op=MPI.MAX)
 
-Buffers are passed as in mpi4py. mpi4py itself handles user-defined datatypes and ops, point-to-point messages of host
-arrays, lower-case calls, and all other methods. All ranks must pass buffers of the same kind, so that all use the same
-library.
+Buffers are passed as in mpi4py. mpi4py itself handles user-defined datatypes and ops, point-to-point messages and
+nonblocking calls of host arrays, lower-case calls, windows, files, and all other methods. All ranks must pass buffers
+of the same kind, so that all use the same library.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from typing import Any, Unpack
+from collections.abc import Callable
+from typing import Any, Unpack, cast
 
 from mpi4py import MPI
 
@@ -25,54 +25,18 @@ from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import GivenOptions
 from gpucoll.mpi.buffers import OPS as NAMES
 from gpucoll.mpi.buffers import NotOurs, blocks_of, fill, gpu_array, op_name, parts, plain, row
-from gpucoll.progress.operations import Work
+from gpucoll.mpi.requests import Request, fill_status
 
 __all__ = ["Comm", "Request"]
 
 Call = tuple[Callable[..., Any], Callable[[Any], Any] | None]  # the function to call, and a consumer of the result
 
 
-class Request:
-    """A gpucoll call under way, with the methods of mpi4py's requests."""
-
-    def __init__(self, work: Work, deliver: Callable[[Any], Any] | None) -> None:
-        self._work, self._deliver = work, deliver
-
-    def Wait(self, status: Any = None) -> bool:
-        """Return True once the result is in its buffer."""
-        self._work.synchronize()
-        # Deliver once: a program may wait again after it has changed the buffer.
-        if self._deliver is not None:
-            deliver, self._deliver = self._deliver, None
-            deliver(self._work.wait())
-        return True
-
-    def Test(self, status: Any = None) -> bool:
-        """Return whether the result is in its buffer; never waits."""
-        return self._work.is_completed() and self.Wait()
-
-    def wait(self, status: Any = None) -> None:
-        """Wait like `Wait`, returning None."""
-        self.Wait()
-
-    def test(self, status: Any = None) -> tuple[bool, None]:
-        """Return the result of `Test`, and None in place of a received object."""
-        return self.Test(), None
-
-    @classmethod
-    def Waitall(cls, requests: Iterable[Any], statuses: Any = None) -> bool:
-        """Wait for all requests, gpucoll's or mpi4py's; return True."""
-        for request in requests:
-            request.Wait()
-        return True
-
-
 @functools.cache
 def _attribute() -> int:
     """Return the key of the MPI attribute holding the `Comm` objects of an mpi4py communicator.
 
-    `Free` of the mpi4py communicator deletes the attribute, and so closes the `Comm` objects. `Dup` does not copy the
-    attribute.
+    `Free` deletes the attribute, and so closes the `Comm` objects. `Dup` does not copy the attribute.
     """
     def close(mpi: MPI.Comm, key: int, kept: dict[Any, Comm]) -> None:
         for one in kept.values():
@@ -82,59 +46,93 @@ def _attribute() -> int:
     return MPI.Comm.Create_keyval(delete_fn=close)
 
 
-class _Kept(type):
-    """The metaclass of `Comm`: keeps one open `Comm` for each mpi4py communicator and set of options.
+def _kind_of(cls: Any, base: Any) -> Any:
+    """Return `cls` with the methods of `base`, the class of the given communicator, such as MPI.Cartcomm."""
+    if issubclass(base, cls):
+        return base
+    if issubclass(cls, base):
+        return cls
+    own = {name: _derived(name) for name in MADE if hasattr(base, name) and not hasattr(cls, name)}
+    return type(base.__name__, (cls, base), own)
 
-    Making a `Comm` takes milliseconds and memory, and programs wrap MPI.COMM_WORLD in many places.
+
+_kind: Any = functools.cache(_kind_of)  # one class for each
+
+
+class Comm(MPI.Intracomm):
+    """The mpi4py intracommunicator `comm` with upper-case collectives run by a gpucoll communicator, `comm.comm`.
+
+    It has the handle of the given communicator, and so is equal to it; of a Cartcomm, or of a subclass of a program,
+    it has the methods, too. The first `Comm` of a communicator is a collective call. A later `Comm(comm)` with the
+    same options returns the same object, until the object is closed or the communicator freed. `options` are those of
+    `gpucoll.init`, equal on all ranks. Errors of these calls are gpucoll's. Calls on CuPy arrays run in the order of
+    the current stream. A blocking call, and `Wait`, return when the call has ended for every stream; inside
+    ``comm.comm.group()`` and the capture of a CUDA graph a call only enqueues. `Split`, `Dup`, `Create_cart` and all
+    other methods that return a communicator return a `Comm` too, or COMM_NULL as in mpi4py.
     """
 
-    def __call__(cls, mpi: MPI.Intracomm, **options: Any) -> Any:
-        if not isinstance(mpi, MPI.Intracomm) or mpi == MPI.COMM_NULL:
-            return super().__call__(mpi, **options)  # raises the error for a wrong communicator
-        wanted = cls, bootstrap.options(options)
-        kept: Any = mpi.Get_attr(_attribute())
+    comm: Communicator
+    _options: dict[str, Any]  # of a copy whose gpucoll communicator is still to be made
+    _request: Callable[..., Any] = Request
+
+    def __new__(cls, comm: MPI.Intracomm | None = None, **options: Unpack[GivenOptions]) -> Comm:
+        if comm is None:
+            return cls._bare()  # mpi4py's own Dup and Clone fill in the handle later
+        if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+            Communicator.from_mpi(comm, **options)  # raises the error for a wrong communicator
+        # Making a gpucoll communicator takes milliseconds and memory, and programs wrap MPI.COMM_WORLD in many places.
+        kept: Any = comm.Get_attr(_attribute())
         if kept is None:
             kept = {}
-            mpi.Set_attr(_attribute(), kept)
+            comm.Set_attr(_attribute(), kept)
+        wanted = _kind(cls, type(comm)), bootstrap.options(options)
         if wanted not in kept or kept[wanted].comm.closed:
-            kept[wanted] = super().__call__(mpi, **options)
-        return kept[wanted]
+            made = cls._bare(comm)
+            made.comm = Communicator.from_mpi(comm, **options)
+            kept[wanted] = made
+        return cast("Comm", kept[wanted])
 
+    def __init__(self, comm: MPI.Intracomm | None = None, **options: Unpack[GivenOptions]) -> None:
+        """Leave all to `__new__`: the constructor of the given communicator's class has run for that object."""
 
-class Comm(metaclass=_Kept):
-    """An mpi4py intracommunicator `mpi` with upper-case collectives run by a gpucoll communicator, `comm`.
-
-    The first `Comm` of a communicator is a collective call. A later `Comm(mpi)` with the same options returns the same
-    object, until the object is closed or the communicator freed. `options` are those of `gpucoll.init`, equal on
-    all ranks. Errors are gpucoll's. Calls on CuPy arrays run in the order of the current stream. A blocking call, and
-    `Wait`, return when the call has ended for every stream; inside ``comm.comm.group()`` and the capture of a CUDA
-    graph a call only enqueues. `Split`, `Dup`, `Create_cart` and similar methods return a `Comm` too, or COMM_NULL as
-    in mpi4py.
-    """
-
-    def __init__(self, mpi: MPI.Intracomm, **options: Unpack[GivenOptions]) -> None:
-        self.mpi, self.comm = mpi, Communicator.from_mpi(mpi, **options)
-        self.rank, self.size = self.comm.rank, self.comm.size
+    @classmethod
+    def _bare(cls, mpi: MPI.Intracomm | None = None) -> Comm:
+        """Return a `Comm` of the handle and the state of `mpi`, whose gpucoll communicator is made at the first use."""
+        kind = cls if mpi is None else _kind(cls, type(mpi))
+        own: Any = kind
+        while own.__module__ != "mpi4py.MPI":
+            own = own.__base__  # Python calls no constructor but that of the first base in C
+        made = own.__new__(kind, mpi)
+        for name, value in getattr(mpi, "__dict__", {}).items():
+            if name != "comm":
+                setattr(made, name, value)
+        return cast("Comm", made)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "mpi":  # not set yet, for example during unpickling: prevent endless recursion
-            raise AttributeError(name)
-        found = getattr(self.mpi, name)
-        if name in MADE:
-            return lambda *given, **named: self._wrapped(found(*given, **named))
-        started = name[1:].capitalize() if name[:1] == "I" else ""
-        return functools.partial(self._start, started) if started in STARTED else found
+        if name != "comm" or self == MPI.COMM_NULL:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        self.comm = Comm(self, **vars(self).get("_options", {})).comm
+        return self.comm
 
     def Free(self) -> None:
-        """Close the gpucoll communicator and free the mpi4py communicator."""
+        """Close the gpucoll communicator and free the MPI communicator."""
         try:
-            self.comm.close()
+            if "comm" in vars(self):
+                self.comm.close()
         finally:
-            self.mpi.Free()
+            super().Free()
+
+    def Idup(self, info: MPI.Info | None = None) -> tuple[Comm, MPI.Request]:
+        """Begin to duplicate; the copy's first collective call must be made by all ranks together."""
+        copy, request = super().Idup(info)
+        copy._options = self._given()
+        return copy, request
+
+    def _given(self) -> dict[str, Any]:
+        return {name: getattr(self.comm.options, name) for name in GivenOptions.__annotations__}
 
     def _wrapped(self, mpi: Any) -> Any:
-        options = {name: getattr(self.comm.options, name) for name in GivenOptions.__annotations__}
-        return mpi if mpi == MPI.COMM_NULL else Comm(mpi, **options)
+        return mpi if mpi == MPI.COMM_NULL else Comm(mpi, **self._given())
 
     # ------------------------------------------------------------ fast path: NumPy arrays and predefined datatypes
 
@@ -254,7 +252,7 @@ class Comm(metaclass=_Kept):
             with internal.refusing(self.comm):
                 call, deliver = getattr(self, "_" + name.lower())(*arguments)
         except NotOurs:
-            getattr(self.mpi, name)(*arguments)
+            getattr(super(), name)(*arguments)
             return
         done = call()
         if deliver is not None:
@@ -270,19 +268,20 @@ class Comm(metaclass=_Kept):
         internal.finish(self.comm, name, gpu_array(*buffers))
 
     def _start(self, name: str, *given: Any, **named: Any) -> Any:
-        """Begin a nonblocking call; return a `Request`, or mpi4py's request.
+        """Begin a nonblocking call on GPU arrays; return a `Request`. mpi4py begins those on host arrays.
 
-        Some calls exchange shapes between the ranks first, and would block. mpi4py serves these calls on host arrays.
+        With ``deterministic=`` calls on host arrays are gpucoll's as well, but for those that exchange shapes first.
         """
         bound = STARTED[name] | dict(zip(STARTED[name], given, strict=False)) | named
         asks = name.endswith("v") or name in ("Scatter", "Reduce_scatter")
+        is_mpis = self._request is Request and (asks or not self.comm.options.deterministic)
         try:
-            if asks and gpu_array(*bound.values()) is None:
+            if is_mpis and gpu_array(*bound.values()) is None:
                 raise NotOurs
             call, deliver = getattr(self, "_" + name.lower())(**bound)
         except NotOurs:
-            return getattr(self.mpi, "I" + name.lower())(*given, **named)
-        return Request(call(async_op=True), deliver and functools.partial(self._deliver, name, deliver))
+            return getattr(super(), "I" + name.lower())(*given, **named)
+        return self._request(call(async_op=True), deliver and functools.partial(self._deliver, name, deliver))
 
     def _barrier(self) -> Call:
         return self.comm.barrier, None
@@ -385,59 +384,94 @@ class Comm(metaclass=_Kept):
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
         """Send a buffer to rank `dest`."""
-        if gpu_array(buf) is not None:
+        if dest != MPI.PROC_NULL and gpu_array(buf) is not None:
             self.comm.send(row(buf), dest, tag)
             self._finish("Send", buf)
         else:
-            self.mpi.Send(buf, dest, tag)
+            super().Send(buf, dest, tag)
 
     def Recv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Any = None) -> None:
         """Receive a buffer from rank `source`; for GPU arrays `source` must be given."""
-        if gpu_array(buf) is not None:
+        if source != MPI.PROC_NULL and gpu_array(buf) is not None:
             self._received(row(buf), source, tag, status)
             self._finish("Recv", buf)
         else:
-            self.mpi.Recv(buf, source, tag, status)
+            super().Recv(buf, source, tag, status)
 
     def Sendrecv(self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None,
                  source: int = MPI.ANY_SOURCE, recvtag: int = MPI.ANY_TAG, status: Any = None) -> None:
         """Send a buffer while receiving another buffer."""
-        if gpu_array(sendbuf, recvbuf) is not None:
-            with self.comm.group():
+        if gpu_array(sendbuf, recvbuf) is None or dest == source == MPI.PROC_NULL:
+            super().Sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag, status)
+            return
+        with self.comm.group():
+            if dest != MPI.PROC_NULL:
                 self.comm.send(row(sendbuf), dest, sendtag)
+            if source != MPI.PROC_NULL:
                 self._received(row(recvbuf), source, recvtag, status)
-            self._finish("Sendrecv", sendbuf, recvbuf)
-        else:
-            self.mpi.Sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag, status)
+        self._finish("Sendrecv", sendbuf, recvbuf)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:
         """Begin to send a buffer."""
-        if gpu_array(buf) is not None:
-            return Request(self.comm.send(row(buf), dest, tag, async_op=True), None)
-        return self.mpi.Isend(buf, dest, tag)
+        if dest != MPI.PROC_NULL and gpu_array(buf) is not None:
+            return Request(self.comm.send(row(buf), dest, tag, async_op=True))
+        return super().Isend(buf, dest, tag)
 
     def Irecv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
         """Begin to receive a buffer."""
-        if gpu_array(buf) is not None:
-            return Request(self.comm.recv(row(buf), source, max(tag, 0), async_op=True), None)
-        return self.mpi.Irecv(buf, source, tag)
+        if source != MPI.PROC_NULL and gpu_array(buf) is not None:
+            out = row(buf)
+            work = self.comm.recv(out, source, max(tag, 0), async_op=True)
+            return Request(work, None, (source, max(tag, 0), out.nbytes))
+        return super().Irecv(buf, source, tag)
 
     def _received(self, out: Any, source: int, tag: int, status: Any) -> None:
         if source == MPI.ANY_SOURCE:
             raise ArgumentError("Recv: an array on a GPU needs a source rank; pass source=", code="GC-ROOT")
         self.comm.recv(out, source, max(tag, 0))
         if status is not None:
-            status.Set_source(source)
-            status.Set_tag(max(tag, 0))
-            status.Set_elements(MPI.BYTE, out.nbytes)
+            fill_status(status, source, max(tag, 0), out.nbytes)
 
 
 def _is_in_place(buffer: Any) -> bool:
     return buffer is None or buffer is MPI.IN_PLACE
 
 
-MADE = {"Clone", "Create", "Create_cart", "Create_dist_graph", "Create_dist_graph_adjacent", "Create_graph",
-        "Create_group", "Dup", "Split", "Split_type", "Sub"}  # methods returning a communicator to wrap
 # The collectives with a nonblocking variant, and the defaults of their arguments.
 STARTED = {name: {one.name: one.default for one in inspect.signature(method).parameters.values() if one.name != "self"}
            for name, method in vars(Comm).items() if f"_{name.lower()}" in vars(Comm)}
+# The methods that return a communicator, made by all ranks together, and those that make one of a handle.
+MADE = ("Clone", "Create", "Create_cart", "Create_dist_graph", "Create_dist_graph_adjacent", "Create_graph",
+        "Create_group", "Dup", "Dup_with_info", "Split", "Split_type", "Sub")  # `Sub` of a Cartcomm
+FOUND = ("f2py", "fromhandle", "fromint")
+
+
+def _derived(name: str) -> Callable[..., Any]:
+    def method(self: Any, *given: Any, **named: Any) -> Any:
+        return self._wrapped(getattr(super(Comm, self), name)(*given, **named))
+
+    return functools.wraps(getattr(MPI.Cartcomm, name))(method)
+
+
+def _found(name: str) -> Any:
+    def method(cls: Any, handle: Any) -> Any:
+        mpi = getattr(MPI.Comm, name)(handle)
+        return cls._bare(mpi) if isinstance(mpi, MPI.Intracomm) and mpi != MPI.COMM_NULL else mpi
+
+    return classmethod(functools.wraps(getattr(MPI.Comm, name))(method))
+
+
+def _begun(name: str) -> Callable[..., Any]:
+    def method(self: Any, *given: Any, **named: Any) -> Any:
+        return self._start(name, *given, **named)
+
+    return functools.wraps(getattr(MPI.Intracomm, "I" + name.lower()))(method)
+
+
+for _name in MADE:
+    if hasattr(MPI.Intracomm, _name):
+        setattr(Comm, _name, _derived(_name))
+for _name in FOUND:
+    setattr(Comm, _name, _found(_name))
+for _name in STARTED:
+    setattr(Comm, "I" + _name.lower(), _begun(_name))

@@ -17,7 +17,7 @@ import numpy
 from mpi4py import MPI
 
 import gpucoll.mpi
-from gpucoll import Communicator, internal
+from gpucoll import Communicator, Work, internal
 from gpucoll.internal import Options
 from gpucoll.mpi.buffers import row
 from gpucoll.precheck.matching import VirtualGroup
@@ -25,6 +25,29 @@ from gpucoll.precheck.ranks import VirtualTransport
 from gpucoll.precheck.turns import refusal
 
 OWN = ("Free", "Get_attr", "Set_attr", "Get_name", "Set_name", "Is_inter", "Is_intra", "Get_rank", "Get_size")
+
+
+class VirtualRequest:
+    """A call of a virtual rank under way, with the methods of mpi4py's requests."""
+
+    def __init__(self, work: Work, deliver: Callable[[Any], Any] | None = None) -> None:
+        self._work, self._deliver = work, deliver
+
+    def Wait(self, status: Any = None) -> bool:
+        self._work.synchronize()
+        deliver, self._deliver = self._deliver, None
+        if deliver is not None:
+            deliver(self._work.wait())
+        return True
+
+    def Test(self, status: Any = None) -> bool:
+        return self._work.is_completed() and self.Wait()
+
+    def wait(self, status: Any = None) -> None:
+        self.Wait()
+
+    def test(self, status: Any = None) -> tuple[bool, None]:
+        return self.Test(), None
 
 
 class VirtualMpi(MPI.Intracomm):
@@ -37,22 +60,23 @@ class VirtualMpi(MPI.Intracomm):
         self._group = group
         self._comms: dict[int, Communicator] = {}
         self._attributes: dict[tuple[int, Any], Any] = {}
+        self._request = VirtualRequest  # of `gpucoll.mpi.Comm`, in place of MPI's
 
     def __eq__(self, other: object) -> bool:
-        return self is other
+        return isinstance(other, VirtualMpi) and other._group is self._group
 
     def __hash__(self) -> int:
-        return id(self)
+        return id(self._group)
 
     @property
-    def comm(self) -> Communicator:
+    def ranks(self) -> Communicator:
         """The communicator of the rank whose turn it is."""
         number = self._group.turns.current.number
         if number not in self._comms:
             self._comms[number] = Communicator(VirtualTransport(self._group, number), Options())
         return self._comms[number]
 
-    rank = property(lambda self: self.comm.rank, doc="This rank.")
+    rank = property(lambda self: self.ranks.rank, doc="This rank.")
     size = property(lambda self: self._group.size, doc="The number of ranks.")
 
     def __gpucoll_transport__(self) -> VirtualTransport:
@@ -60,7 +84,7 @@ class VirtualMpi(MPI.Intracomm):
         return self._part(0, self.rank)
 
     def _part(self, color: int | None, key: int) -> Any:
-        return internal.link_of(self.comm).split(color, key)
+        return internal.link_of(self.ranks).split(color, key)
 
     def Get_rank(self) -> int:
         return int(self.rank)
@@ -88,19 +112,19 @@ class VirtualMpi(MPI.Intracomm):
     Clone = Dup
 
     def Free(self) -> None:
-        self.comm.close()
+        self.ranks.close()
 
     # ------------------------------------------------------------ messages
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self.comm.send(row(buf), dest, tag)
+        self.ranks.send(row(buf), dest, tag)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:
-        return gpucoll.mpi.Request(self.comm.send(row(buf), dest, tag, async_op=True), None)
+        return VirtualRequest(self.ranks.send(row(buf), dest, tag, async_op=True))
 
     def Irecv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
         """Begin to receive a buffer of the length of the message."""
-        return gpucoll.mpi.Request(self.comm.recv(row(buf), source, tag, async_op=True), None)
+        return VirtualRequest(self.ranks.recv(row(buf), source, tag, async_op=True))
 
     def Recv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Any = None) -> None:
         """Receive a message into the beginning of a buffer."""
@@ -108,35 +132,35 @@ class VirtualMpi(MPI.Intracomm):
 
     def Sendrecv(self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = MPI.ANY_SOURCE,
                  recvtag: int = MPI.ANY_TAG, status: Any = None) -> None:
-        sent = self.comm.send(row(sendbuf), dest, sendtag, async_op=True)
+        sent = self.ranks.send(row(sendbuf), dest, sendtag, async_op=True)
         self._receive(row(recvbuf), source, recvtag, status)
         sent.wait()
 
     def _receive(self, out: Any, source: int, tag: int, status: Any) -> None:
         if source == MPI.PROC_NULL:
             return
-        seen = self.comm.probe(source, tag)
+        seen = self.ranks.probe(source, tag)
         # MPI allows a buffer longer than the message.
         fits = out[:seen.count // out.itemsize] if seen.count <= out.nbytes else out
-        self.comm.recv(fits, seen.source, seen.tag, status)
+        self.ranks.recv(fits, seen.source, seen.tag, status)
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        self.comm.send(_pickled(obj), dest, tag)
+        self.ranks.send(_pickled(obj), dest, tag)
 
     def isend(self, obj: Any, dest: int, tag: int = 0) -> Any:
-        return gpucoll.mpi.Request(self.comm.send(_pickled(obj), dest, tag, async_op=True), None)
+        return VirtualRequest(self.ranks.send(_pickled(obj), dest, tag, async_op=True))
 
     def recv(self, buf: Any = None, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Any = None) -> Any:
         if source == MPI.PROC_NULL:
             return None
-        seen = self.comm.probe(source, tag)
+        seen = self.ranks.probe(source, tag)
         out = numpy.empty(seen.count, numpy.uint8)
-        self.comm.recv(out, seen.source, seen.tag, status)
+        self.ranks.recv(out, seen.source, seen.tag, status)
         return pickle.loads(out.tobytes())
 
     def sendrecv(self, sendobj: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = MPI.ANY_SOURCE,
                  recvtag: int = MPI.ANY_TAG, status: Any = None) -> Any:
-        sent = self.comm.send(_pickled(sendobj), dest, sendtag, async_op=True)
+        sent = self.ranks.send(_pickled(sendobj), dest, sendtag, async_op=True)
         found = self.recv(None, source, recvtag, status)
         sent.wait()
         return found
@@ -144,29 +168,29 @@ class VirtualMpi(MPI.Intracomm):
     # ------------------------------------------------------------ collectives of objects
 
     def barrier(self) -> None:
-        self.comm.barrier()
+        self.ranks.barrier()
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        return self.comm.broadcast_object(obj, root)
+        return self.ranks.broadcast_object(obj, root)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        return self.comm.gather_object(sendobj, root)
+        return self.ranks.gather_object(sendobj, root)
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        return self.comm.all_gather_object(sendobj)
+        return self.ranks.all_gather_object(sendobj)
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
-        return self.comm.scatter_object(sendobj, root)
+        return self.ranks.scatter_object(sendobj, root)
 
     def alltoall(self, sendobj: Any) -> list[Any]:
-        return [one[self.rank] for one in self.comm.all_gather_object([*sendobj])]
+        return [one[self.rank] for one in self.ranks.all_gather_object([*sendobj])]
 
     def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
-        everyone = self.comm.gather_object(sendobj, root)
+        everyone = self.ranks.gather_object(sendobj, root)
         return None if everyone is None else functools.reduce(op, everyone)
 
     def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
-        return functools.reduce(op, self.comm.all_gather_object(sendobj))
+        return functools.reduce(op, self.ranks.all_gather_object(sendobj))
 
 
 def _pickled(obj: Any) -> Any:
@@ -175,6 +199,8 @@ def _pickled(obj: Any) -> Any:
 
 def _by_gpucoll(name: str) -> Callable[..., Any]:
     def method(self: VirtualMpi, *given: Any, **named: Any) -> Any:
+        if isinstance(self, gpucoll.mpi.Comm):
+            raise refusal(f"{name}: precheck does not support this buffer or op of mpi4py")
         return getattr(gpucoll.mpi.Comm(self), name)(*given, **named)
 
     return method

@@ -178,6 +178,20 @@ class Work:
             self._completion.order()
         return self.result
 
+    def done(self) -> bool:
+        """Return `is_completed`, as futures of Python have it."""
+        return self.is_completed()
+
+    def __await__(self) -> Generator[None, None, Any]:
+        """Let other tasks of the event loop run until the operation has ended; return the result."""
+        while not self.is_completed():
+            yield
+        return self.wait()
+
+    def __repr__(self) -> str:
+        state = "under way" if not self._ended() else "ended" if self.error is None else f"failed: {self.error}"
+        return f"<Work of {self.name}: {state}>"
+
 
 _served: weakref.WeakSet[Any] = weakref.WeakSet()  # every `Progress` with a progress thread, now or earlier
 

@@ -1,10 +1,12 @@
 """Programs of mpi4py, run by mpi4py and by `gpucoll.mpi.Comm`: afterwards the buffers are equal, byte by byte."""
 
+import pickle
 import random
 
 import numpy
 import pytest
 from mpi4py import MPI
+from mpi4py.util import pkl5
 
 import gpucoll as gc
 import gpucoll.mpi
@@ -171,7 +173,8 @@ def others(mpi):
     assert grid.Get_coords(ours.rank) == [ours.rank, 0]
     assert grid.Shift(0, 1) == ((ours.rank - 1) % ours.size, (ours.rank + 1) % ours.size)
     for line, ranks in ((grid.Sub([True, False]), range(ours.size)), (grid.Sub([False, True]), [ours.rank])):
-        assert type(line) is gpucoll.mpi.Comm
+        assert isinstance(line, gpucoll.mpi.Comm)
+        assert isinstance(line, MPI.Cartcomm)
         line.Allreduce(x, y)
         assert (y == sum(rank + 1 for rank in ranks)).all()
         line.Free()
@@ -202,10 +205,47 @@ def others(mpi):
             ours.Allreduce(x, y)
         assert (came == left).all()
         assert (y == total).all()
-    request = ours.Iallreduce(x, y)
-    gpucoll.mpi.Request.Waitall([request, ours.Ibarrier(), ours.Iallgatherv(x, numpy.empty(4 * ours.size))])
-    assert request.test() == (True, None)
     ours.comm.close()
+
+
+def as_mpi4py(mpi):
+    """A `Comm` is mpi4py's communicator: by its handle, for windows and files, in a pickle, among its requests."""
+    ours, exact = (gpucoll.mpi.Comm(mpi, timeout=seconds(60), deterministic=bits) for bits in (False, True))
+    assert isinstance(ours, MPI.Intracomm)
+    assert (ours, MPI.Comm.Compare(ours, mpi), MPI._addressof(ours) != 0) == (mpi, MPI.IDENT, True)
+    x, y, total = numpy.full(4, ours.rank + 1.0), numpy.zeros(4), sum(range(1, ours.size + 1))
+
+    def works(comm, kind=MPI.Intracomm):
+        assert isinstance(comm, gpucoll.mpi.Comm)
+        assert isinstance(comm, kind)
+        y[:] = 0
+        comm.Allreduce(x, y)
+        assert (y == total).all()
+
+    copy, request = ours.Idup()
+    request.Wait()
+    grid = ours.Create_cart([ours.size])
+    for made in (ours.Clone(), ours.Dup(), copy, grid.Dup(), grid, ours.Create(ours.Get_group())):
+        works(made)
+        made.Free()
+    works(gpucoll.mpi.Comm.fromhandle(ours.handle))
+    works(gpucoll.mpi.Comm(pkl5.Intracomm(mpi), timeout=seconds(60)), pkl5.Intracomm)
+    assert pkl5.Intracomm(ours).allgather(ours.rank) == [*range(ours.size)]
+    if mpi == MPI.COMM_WORLD:
+        works(pickle.loads(pickle.dumps(ours)))
+    MPI.Win.Create(y, comm=ours).Free()
+    right, left, came = (ours.rank + 1) % ours.size, (ours.rank - 1) % ours.size, numpy.zeros(1)
+    for wait in (MPI.Request.Waitall, lambda ways: [one.Wait() for one in ways],
+                 lambda ways: [one.wait() for one in ways],
+                 lambda ways: (MPI.Request.Waitany(ways), MPI.Request.Waitsome(ways), MPI.Request.Waitall(ways))):
+        y[:] = came[:] = 0
+        ways = [exact.Iallreduce(x, y), ours.Irecv(came, left), ours.Isend(x[:1], right), ours.Ibarrier()]
+        assert isinstance(ways[0], gpucoll.mpi.Request)
+        wait(ways)
+        assert ([*y], [*came]) == ([total] * 4, [left + 1])
+        assert ways[0].test() == (True, None)
+    for comm in (ours, exact):
+        comm.comm.close()
 
 
 def kept(mpi):

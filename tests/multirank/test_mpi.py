@@ -19,13 +19,8 @@ def test_what_mpi4py_does(mpiexec, size):
     assert job.returncode == 0, job.stderr
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_what_is_refused_and_what_is_mpi4pys(mpiexec, size):
-    job = mpiexec(size, sys.executable, "-c", f"{BY}mpi_calls.others(MPI.COMM_WORLD)", HERE, timeout=seconds(60))
-    assert job.returncode == 0, job.stderr
-
-
+@pytest.mark.parametrize("program", ["others", "as_mpi4py", "kept"])
 @pytest.mark.parametrize("size", often([1, 3], 3))
-def test_a_comm_made_where_it_is_used_is_kept(mpiexec, size):
-    job = mpiexec(size, sys.executable, "-c", f"{BY}mpi_calls.kept(MPI.COMM_WORLD)", HERE, timeout=seconds(60))
+def test_a_comm_is_one_of_mpi4py(mpiexec, size, program):
+    job = mpiexec(size, sys.executable, "-c", f"{BY}mpi_calls.{program}(MPI.COMM_WORLD)", HERE, timeout=seconds(60))
     assert job.returncode == 0, job.stderr

@@ -1,6 +1,7 @@
 """Foreign host arrays, by NumPy's interface or DLPack alone, are read and written in place."""
 
 import gc as garbage
+import sys
 import weakref
 
 import numpy
@@ -34,7 +35,8 @@ class Unversioned:
 
 class Versioned(Unversioned):
     def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
+        self.capsule = self.array.__dlpack__(**options)
+        return self.capsule
 
 
 @pytest.mark.parametrize("kind", [Interface, Unversioned, Versioned])
@@ -68,6 +70,16 @@ def test_whatever_shows_its_memory(kind):
             comm.all_reduce(numpy.ones(5), out=kind(memory))
 
     on_threads(2, program, timeout=seconds(60))
+
+
+def test_a_capsule_lives_as_long_as_its_array():
+    """An exporter may free with the capsule what the end of the array calls."""
+    exporter = Versioned(numpy.ones(3))
+    array = as_array("", "x", exporter)
+    held = sys.getrefcount(exporter.capsule)
+    del array
+    left = sys.getrefcount(exporter.capsule)
+    assert left == held - 1
 
 
 def test_pytorch_tensors():

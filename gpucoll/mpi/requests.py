@@ -1,0 +1,137 @@
+"""gpucoll calls under way as requests of MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from mpi4py import MPI
+
+from gpucoll.progress.operations import Work
+
+
+def fill_status(status: MPI.Status, source: int, tag: int, nbytes: int) -> None:
+    """Write what a received message was to a status of MPI."""
+    status.Set_source(source)
+    status.Set_tag(tag)
+    status.Set_elements(MPI.BYTE, nbytes)
+
+
+@functools.cache
+def _alone() -> MPI.Intracomm:
+    """Return a communicator of this process alone, for the messages that end requests."""
+    return MPI.COMM_SELF.Dup()
+
+
+class _Ending:
+    """The end of a gpucoll call under way, told to MPI by whoever sees it first: a thread that waits, or `_Watcher`.
+
+    MPI's part of the request is the receipt of an empty message from this process to itself. A generalized request
+    would do, but MPICH 5.0 ends the process where such a request stands beside REQUEST_NULL in a list. After an error
+    the message is too long, so that MPI's waits raise an exception.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, work: Work, deliver: Callable[[Any], Any] | None) -> None:
+        self.work = work
+        self.error: BaseException | None = None
+        self._deliver, self._tag = deliver, next(self._numbers) % 0x7FFF
+        self._lock, self._is_told = threading.Lock(), False
+        self.receipt = _alone().Irecv([bytearray(), MPI.BYTE], 0, self._tag)
+
+    def tell(self) -> None:
+        """Wait until the result is in its buffer, and let MPI complete the request; once, also after an error."""
+        with self._lock:
+            if self._is_told:
+                return
+            try:
+                self.work.synchronize()
+                if self._deliver is not None:
+                    self._deliver(self.work.wait())
+            except BaseException as error:  # a thread that waits in MPI must go on
+                self.error = error
+            self._is_told, self._deliver = True, None
+            _alone().Send([bytes(self.error is not None), MPI.BYTE], 0, self._tag)
+
+
+class _Watcher:
+    """A thread that tells MPI the end of calls, for a program that waits for them by `MPI.Request.Waitall`."""
+
+    def __init__(self) -> None:
+        self._more = threading.Condition()
+        self._pending: list[_Ending] = []
+        self._thread: threading.Thread | None = None
+
+    def add(self, ending: _Ending) -> None:
+        with self._more:
+            self._pending.append(ending)
+            if self._thread is None and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+                self._thread = threading.Thread(target=self._watch, name="gpucoll requests", daemon=True)
+                self._thread.start()
+            self._more.notify()
+
+    def _watch(self) -> None:
+        while True:
+            with self._more:
+                while not self._pending:
+                    self._more.wait()
+                pending = [*self._pending]
+            ended = [one for one in pending if one.work.is_completed()]
+            for one in ended:
+                one.tell()
+            with self._more:
+                self._pending = [one for one in self._pending if one not in ended]
+            if not ended:
+                time.sleep(100e-6)
+
+
+_watcher = _Watcher()
+
+
+class Request(MPI.Request):
+    """A gpucoll call under way, as a request of MPI: all waits and tests of mpi4py take it, also among other requests.
+
+    The waits of this class raise gpucoll's errors, and fill a status. Those of `MPI.Request`, such as
+    ``MPI.Request.Waitall``, raise MPI.Exception; they need MPI_THREAD_MULTIPLE, mpi4py's default.
+    """
+
+    _ending: _Ending
+    _received: tuple[int, int, int]  # source, tag and bytes
+
+    def __new__(cls, work: Work, deliver: Callable[[Any], Any] | None = None,
+                received: tuple[int, int, int] = (MPI.ANY_SOURCE, MPI.ANY_TAG, 0)) -> Request:
+        ending = _Ending(work, deliver)
+        self = super().__new__(cls, ending.receipt)
+        self._ending, self._received = ending, received
+        _watcher.add(ending)
+        return self
+
+    def Wait(self, status: MPI.Status | None = None) -> Any:
+        """Return True once the result is in its buffer."""
+        self._ending.tell()
+        with contextlib.suppress(MPI.Exception):  # after an error of ours
+            super().Wait()
+        error, self._ending.error = self._ending.error, None
+        if error is not None:
+            raise error
+        if status is not None:
+            fill_status(status, *self._received)
+        return True
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        """Return whether the result is in its buffer; never waits."""
+        return self._ending.work.is_completed() and bool(self.Wait(status))
+
+    def wait(self, status: MPI.Status | None = None) -> None:
+        """Wait like `Wait`, returning None."""
+        self.Wait(status)
+
+    def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
+        """Return the result of `Test`, and None in place of a received object."""
+        return self.Test(status), None
