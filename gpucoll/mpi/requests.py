@@ -16,7 +16,7 @@ from gpucoll.progress.operations import Work
 
 
 def fill_status(status: MPI.Status, source: int, tag: int, nbytes: int) -> None:
-    """Write what a received message was to a status of MPI."""
+    """Write source, tag and length of a received message to a status of MPI."""
     status.Set_source(source)
     status.Set_tag(tag)
     status.Set_elements(MPI.BYTE, nbytes)
@@ -29,11 +29,11 @@ def _alone() -> MPI.Intracomm:
 
 
 class _Ending:
-    """The end of a gpucoll call under way, told to MPI by whoever sees it first: a thread that waits, or `_Watcher`.
+    """The end of a gpucoll call under way, reported to MPI by a waiting thread or by `_Watcher`.
 
-    MPI's part of the request is the receipt of an empty message from this process to itself. A generalized request
-    would do, but MPICH 5.0 ends the process where such a request stands beside REQUEST_NULL in a list. After an error
-    the message is too long, so that MPI's waits raise an exception.
+    MPI's part of the request is the receipt of an empty message from this process to this process. A generalized
+    request would serve too, but MPICH 5.0 aborts on a list with a generalized request beside REQUEST_NULL. After an
+    error the message is too long, so MPI's waits raise an exception.
     """
 
     _numbers = itertools.count()
@@ -46,7 +46,7 @@ class _Ending:
         self.receipt = _alone().Irecv([bytearray(), MPI.BYTE], 0, self._tag)
 
     def tell(self) -> None:
-        """Wait until the result is in its buffer, and let MPI complete the request; once, also after an error."""
+        """Wait until the result is in the buffer, and let MPI complete the request; once, also after an error."""
         with self._lock:
             if self._is_told:
                 return
@@ -61,7 +61,7 @@ class _Ending:
 
 
 class _Watcher:
-    """A thread that tells MPI the end of calls, for a program that waits for them by `MPI.Request.Waitall`."""
+    """A thread that reports the end of calls to MPI, for programs waiting by `MPI.Request.Waitall`."""
 
     def __init__(self) -> None:
         self._more = threading.Condition()
@@ -95,10 +95,10 @@ _watcher = _Watcher()
 
 
 class Request(MPI.Request):
-    """A gpucoll call under way, as a request of MPI: all waits and tests of mpi4py take it, also among other requests.
+    """A gpucoll call under way, as a request of MPI, for all waits and tests of mpi4py, also among other requests.
 
-    The waits of this class raise gpucoll's errors, and fill a status. Those of `MPI.Request`, such as
-    ``MPI.Request.Waitall``, raise MPI.Exception; they need MPI_THREAD_MULTIPLE, mpi4py's default.
+    The waits of this class raise gpucoll's errors, and fill a status. The waits of `MPI.Request`, such as
+    ``MPI.Request.Waitall``, raise MPI.Exception, and need MPI_THREAD_MULTIPLE, mpi4py's default.
     """
 
     _ending: _Ending
