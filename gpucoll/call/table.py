@@ -190,6 +190,7 @@ class Calls:
         self.fast_path: Callable[..., Any] = not_known
         self.do: Callable[..., Any] = self.collective
         self.group: list[Work] | None = None
+        self.others: dict[str, Callable[..., Any]] = {}  # by name, calls that are made in another way
         # By device: only a call on the same device can wait for the kernels that still read the memory of its calls.
         self._compiled: dict[str, dict[tuple[CallRequest, str | None], Call]] = {}
         self._known: dict[Key, KnownCall] = {}
@@ -209,6 +210,8 @@ class Calls:
                 same = self.same.get((name, op, root, algorithm, id(x), id(out)))
                 if same is not None and (result := same(x, out)) is not NotImplemented:
                     return result
+        if name in self.others:
+            return self.others[name](name, op, root, algorithm, x, out, dtype, stream, async_op)
         return self._collective(cache_key, name, op, root, x, out, dtype, CallOptions(algorithm, async_op, stream))
 
     @reports_refusals
@@ -348,13 +351,11 @@ class Calls:
                                           by_events=request.device == "cuda")
 
     def timed(self, operation: Operation, name: str, seconds: Array | None) -> None:
-        if seconds is None:
-            self._waits.run(operation, name)
-            return
         started = time.perf_counter()
         self._waits.run(operation, name)
-        seconds[1 + int(seconds[0]) % TIMED] = time.perf_counter() - started
-        seconds[0] += 1
+        if seconds is not None:
+            seconds[1 + int(seconds[0]) % TIMED] = time.perf_counter() - started
+            seconds[0] += 1
 
     def start(self, name: str, operation: Operation, call: Prepared, async_op: bool, seconds: Array | None) -> Any:
         if self.group is None and not async_op:

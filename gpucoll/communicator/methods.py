@@ -242,7 +242,9 @@ class Communicator:
         same numbers on every rank: nothing is exchanged then. None means that the ranks tell each other the lengths,
         with one host message if these differ from the last call's.
         """
-        return self._blocks.gather("all_gather_v", x, out, counts, 0, algorithm, stream, async_op)
+        if counts is not None:
+            return self._calls.do("all_gather_v counts", 0, counts, algorithm, x, out, None, stream, async_op)
+        return self._blocks.known("all_gather_v", 0, algorithm, x, out, stream, async_op)
 
     @shaped(GatheringBlocksToRoot)
     def gather_v(self, x: Any, root: int = 0, out: Any = None, counts: Sequence[int] | None = None, *,
@@ -251,7 +253,9 @@ class Communicator:
 
         `out` and `counts` are as in `all_gather_v`.
         """
-        return self._blocks.gather("gather_v", x, out, counts, root, algorithm, stream, async_op)
+        if counts is not None:
+            return self._calls.do("gather_v counts", root, counts, algorithm, x, out, None, stream, async_op)
+        return self._blocks.known("gather_v", root, algorithm, x, out, stream, async_op)
 
     @shaped(ScatteringBlocks)
     def scatter_v(self, xs: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
@@ -260,7 +264,8 @@ class Communicator:
 
         Other ranks pass None for `xs`. `out` (n_i, \\*s) receives the array and is returned.
         """
-        return self._blocks.scatter(xs, out, root, algorithm, stream, async_op)
+        given = xs if self._core.rank == root else None  # the lists of other ranks are ignored
+        return self._blocks.known("scatter_v", root, algorithm, given, out, stream, async_op)
 
     @shaped(ExchangingBlocks)
     def all_to_all_v(self, xs: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
@@ -270,7 +275,7 @@ class Communicator:
         `out` receives the result and is returned: a list of arrays (``out=xs`` if each array has the length of its
         replacement), or one array for all blocks in rank order, which saves a copy.
         """
-        return self._blocks.all_to_all(xs, out, algorithm, stream, async_op)
+        return self._blocks.known("all_to_all_v", 0, algorithm, xs, out, stream, async_op)
 
     @shaped(ReducingBlocks)
     def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: Any = None, dtype: Any = None,
@@ -280,7 +285,7 @@ class Communicator:
         The blocks of rows follow in rank order. `counts` is the same on all ranks; `out` (counts[rank], \\*s) receives
         the result and is returned. MPI-5.0, 6.10.2.
         """
-        return self._blocks.reduce_scatter(x, counts, op, out, dtype, algorithm, stream, async_op)
+        return self._calls.do("reduce_scatter_v counts", op, counts, algorithm, x, out, dtype, stream, async_op)
 
     # ------------------------------------------------------------------------------------------------- pickled objects
 

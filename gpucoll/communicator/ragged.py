@@ -31,8 +31,8 @@ from gpucoll.executors.engine.plans import shown
 
 T = TypeVar("T")
 MOST_EXCHANGES = 64  # of lengths that have changed, before they are taken from an earlier call again
-# The names, in the engine's table, of calls with counts given by the caller.
-COUNTED = {name: f"{name} {COUNTS}" for name in ("all_gather_v", "gather_v", "reduce_scatter_v")}
+# Calls with counts given by the caller, by their names in the engine's table.
+COUNTED = {f"{name} {COUNTS}": name for name in ("all_gather_v", "gather_v", "reduce_scatter_v")}
 Counts = tuple[int, ...]
 
 
@@ -102,52 +102,42 @@ class VectorVariants:
 
     def __init__(self, core: Core) -> None:
         self._core, self._lengths = core, LengthCache()
+        core.calls.others = dict.fromkeys(("all_gather_v", "gather_v", "scatter_v", "all_to_all_v", *COUNTED), self._do)
 
-    def gather(self, name: str, x: Any, out: Any, counts: Any, root: Any, algorithm: Any, stream: Any,
-               async_op: bool) -> Any:
-        """Run `all_gather_v` or `gather_v`, by the engine if it knows the call; `counts` may be None."""
-        calls = self._core.calls
-        if stream is None and not async_op and calls.group is None:
-            try:
-                found = calls.fast_path(name, "", root, algorithm, x, out) if counts is None else \
-                    calls.fast_path(COUNTED[name], root, counts, algorithm, x, out)
-                if found is not NotImplemented:
-                    return found
-            except LengthsDiffer:
-                self._differed(name)
+    def known(self, name: str, root: Any, algorithm: Any, x: Any, out: Any, stream: Any, async_op: bool) -> Any:
+        """Run a call without counts, by the engine if it knows the lengths of an earlier call."""
+        try:
+            return self._core.calls.do(name, "", root, algorithm, x, out, None, stream, async_op)
+        except LengthsDiffer:
+            self._differed(name)
+            return self._do(name, "", root, algorithm, x, out, None, stream, async_op)
+
+    def _do(self, name: str, op: Any, root: Any, algorithm: Any, x: Any, out: Any, dtype: Any, stream: Any,
+            async_op: bool) -> Any:
+        """Run a call unknown to the engine. With counts of the caller, these are `root`, and `op` is op or root."""
         options = CallOptions(algorithm, async_op, stream)
-        if counts is not None:
-            return self._counted(name, x, counts, out, options, root=root)
+        if name == "reduce_scatter_v counts":
+            return self._counted(COUNTED[name], x, root, out, options, op=op, kind=dtype)
+        if name in COUNTED:
+            return self._counted(COUNTED[name], x, root, out, options, root=op)
+        if name == "scatter_v":
+            return self._scatter(x, out, root, options)
+        if name == "all_to_all_v":
+            return self._all_to_all(x, out, options)
+        return self._gather(name, x, out, root, options)
+
+    def _gather(self, name: str, x: Any, out: Any, root: Any, options: CallOptions) -> Any:
         found, rows = self._exchange_and_repeat(name, self._how(root, options), x, out)
         if found is not NotImplemented:
             return found
         rank_info = self._core.metadata.sizes(name, root)
-        source, everyone, digest = self._agree(name, lambda: self._opened(check_rows, name, x, stream),
+        source, everyone, digest = self._agree(name, lambda: self._opened(check_rows, name, x, options.stream),
                                                lambda row: (len(row),), rows)
         lengths = tuple(one for one, in everyone)
         taken = lengths if COLLECTIVES[name].output.exists(self._core.rank, rank_info.root) else ()
         blocks = Blocks(name, source.shape[1:], source.dtype, (len(source),), taken, sum(lengths), digest,
                         _same(name, digest, source, self._how(rank_info.root, options)), lengths)
         return self._run_blocks(blocks, source, source, options, x, out=out, root=rank_info.root)
-
-    def reduce_scatter(self, x: Any, counts: Any, op: Any, out: Any, dtype: Any, algorithm: Any, stream: Any,
-                       async_op: bool) -> Any:
-        calls = self._core.calls
-        if dtype is None and stream is None and not async_op and calls.group is None and (found := calls.fast_path(
-                COUNTED["reduce_scatter_v"], op, counts, algorithm, x, out)) is not NotImplemented:
-            return found
-        return self._counted("reduce_scatter_v", x, counts, out, CallOptions(algorithm, async_op, stream), op=op,
-                             kind=dtype)
-
-    def _repeat(self, name: str, root: Any, x: Any, out: Any, algorithm: Any, stream: Any, async_op: bool) -> Any:
-        """Repeat a call with known lengths; return the result, or NotImplemented for calls unknown to the engine."""
-        if stream is not None or async_op or self._core.calls.group is not None:
-            return NotImplemented
-        try:
-            return self._core.calls.fast_path(name, "", root, algorithm, x, out)
-        except LengthsDiffer:
-            self._differed(name)
-            return NotImplemented
 
     @reports_refusals
     def _counted(self, name: str, x: Any, counts: Any, out: Any, options: CallOptions, *, op: Any = "", root: Any = 0,
@@ -164,16 +154,11 @@ class VectorVariants:
         taken = lengths if row.output.exists(core.rank, rank_info.root) else ()
         given, taken, rooms = (lengths, mine, ()) if row.reduces else (mine, taken, lengths)
         blocks = Blocks(name, source.shape[1:], source.dtype, given, taken, sum(lengths), counts_text(lengths),
-                        (COUNTED[name], *how) if is_repeatable else (), rooms)
+                        (f"{name} {COUNTS}", *how) if is_repeatable else (), rooms)
         return self._run_blocks(blocks, source, source, options, x, out=out, op=op, root=rank_info.root, kind=kind)
 
-    def scatter(self, xs: Any, out: Any, root: Any, algorithm: Any, stream: Any, async_op: bool) -> Any:
+    def _scatter(self, xs: Any, out: Any, root: Any, options: CallOptions) -> Any:
         core = self._core
-        # The lists of other ranks than the root are ignored.
-        given = xs if core.rank == root else None
-        if (found := self._repeat("scatter_v", root, given, out, algorithm, stream, async_op)) is not NotImplemented:
-            return found
-        options = CallOptions(algorithm, async_op, stream)
         rank_info, arrays, mine = core.metadata.sizes("scatter_v", root), None, None
         if core.rank == rank_info.root:
             arrays, mine = _attempt(lambda: self._opened(check_blocks, "scatter_v", xs, options.stream, core.size))
@@ -198,12 +183,8 @@ class VectorVariants:
                         sum(counts), digest, cache_key)
         return self._run_blocks(blocks, arrays, arrays, options, xs, space=space, out=out, root=rank_info.root)
 
-    def all_to_all(self, xs: Any, out: Any, algorithm: Any, stream: Any, async_op: bool) -> Any:
-        name = "all_to_all_v"
-        if (found := self._repeat(name, 0, xs, out, algorithm, stream, async_op)) is not NotImplemented:
-            return found
-        options = CallOptions(algorithm, async_op, stream)
-        how = self._how(0, options)
+    def _all_to_all(self, xs: Any, out: Any, options: CallOptions) -> Any:
+        name, how = "all_to_all_v", self._how(0, options)
         found, rows = self._exchange_and_repeat(name, how, xs, out)
         if found is not NotImplemented:
             return found
