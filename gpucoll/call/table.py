@@ -324,7 +324,7 @@ class Calls:
         key = key_of(cache_key, x, out) if cache_key[0] == request.collective else ()  # no key for a step of another
         # Not repeatable: calls that may not be captured must ask the stream each time, and on a device the first rank
         # of an exscan fills its result through CuPy.
-        is_asked = known.is_new and not executor.captures
+        is_asked = known.is_new and not executor.captures and request.device == "cuda"
         is_filled = request.collective == "exscan" and request.device != "cpu"
         if plan is None and key and not (request.header or request.collective == "scatter" or is_asked or is_filled):
             # Rare: a program with more kinds of calls pays for resolving them again.

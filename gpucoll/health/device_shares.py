@@ -66,10 +66,6 @@ class DeviceShares:
         self._asked = 0.0
         self._collecting = threading.Lock()
 
-    def count(self, *_: object) -> None:
-        """Count a call that no comparison counts."""
-        self.call_count += 1
-
     def begin(self, sums: list[float], stream: Stream) -> TimedCall | None:
         """Return the next call of at least LARGE bytes, with its begin recorded; None if it is not timed.
 
@@ -165,5 +161,4 @@ class DeviceShares:
                 answered = time.time_ns()
                 answers.append((answered - asked, event, (asked + answered) // 2))
         if answers:
-            _, event, moment = min(answers, key=lambda answer: answer[0])
-            self._anchor = event, moment
+            self._anchor = min(answers, key=lambda answer: answer[0])[1:]

@@ -65,7 +65,7 @@ class CallRecord:
         self.times: dict[tuple[str, str, str, int], Any] = collections.defaultdict(
             lambda: numpy.zeros(1 + TIMED + SUMS))
         self.file: Flight | None = None
-        self._left, self._counters = time.monotonic_ns(), counters
+        self.left, self._counters = time.monotonic_ns(), counters
 
     def delayed(self, nanoseconds: int, place: str | None = None) -> None:
         """Note an own delay before a call, if the delay is long.
@@ -77,7 +77,7 @@ class CallRecord:
 
     def enqueued(self, sums: list[float], nbytes: int) -> None:
         """Count a call that was only enqueued, on a GPU: events give its seconds."""
-        self._left = time.monotonic_ns()
+        self.left = time.monotonic_ns()
         sums[0] += 1
         sums[1] += nbytes
 
@@ -98,15 +98,15 @@ class CallRecord:
         (own, waited, _), sums = self._totals(), self.python[kind]
         self.enqueued(sums, nbytes)
         own = min(max(own - own_before, 0), began - left)
-        waited = min(max(waited - waited_before, 0), self._left - began)
+        waited = min(max(waited - waited_before, 0), self.left - began)
         if self.file is not None:
-            self.file.ended(began, self._left, own, waited)
+            self.file.ended(began, self.left, own, waited)
         if not by_events:
-            self.shared(sums, own, waited, self._left - began - waited, place)
+            self.shared(sums, own, waited, self.left - began - waited, place)
 
     def _totals(self) -> tuple[int, int, int]:
         """Return own delays and waits, nanoseconds summed over all calls, and the time of the end of the last call."""
-        owns, waits, ends = zip((0, 0, self._left), *(one.shares() for one in self._counters()), strict=True)
+        owns, waits, ends = zip((0, 0, self.left), *(one.shares() for one in self._counters()), strict=True)
         return sum(owns), sum(waits), max(ends)
 
     def rows(self) -> Iterator[tuple[Kind, list[float]]]:

@@ -63,16 +63,20 @@ class ObservedCall(Call):
         enqueue = self._call.launcher(source, target)
         if enqueue is None or shares is None:
             return None
-        begin = shares.count if comparison is None else comparison.begin
-        description, sums, timed, count = self.request.description, self._sums, self._timed, shares.record.enqueued
+        description, sums, timed, record = self.request.description, self._sums, self._timed, shares.record
 
         def launch(stream: Any) -> None:
-            begin(description, timed)  # first: an error of the comparison keeps the call from being enqueued
+            if comparison is None:
+                shares.call_count += 1
+            else:  # first: an error of the comparison keeps the call from being enqueued
+                comparison.begin(description, timed)
             times: Any = timed and timed.begin(sums, stream)
             enqueue(stream)
             if timed is not None:
                 timed.end(times, stream)
-            count(sums, nbytes)
+            record.left = time.monotonic_ns()  # as `CallRecord.enqueued`
+            sums[0] += 1
+            sums[1] += nbytes
 
         return launch
 
@@ -84,7 +88,7 @@ class ObservedCall(Call):
         elif comparison is not None:
             yield from comparison.compare(self.request.description)
         elif self._shares is not None:
-            self._shares.count()
+            self._shares.call_count += 1
         try:
             self._notify("before", rows)
             times: Any = timed and timed.begin(self._sums, stream)  # first: `run` may enqueue at once
@@ -208,10 +212,9 @@ class Fault:
                 raise BackendError(f"{request.collective}: the fault of GPUCOLL_FAULT", code="GC-FAULT")
 
 
-def observed(call: Call, observers: Sequence[CallObserver], comparison: Any = None,
-             shares: DeviceShares | None = None) -> Call:
-    """Return a call with these observers, or the call itself if nothing observes, compares or times."""
-    return ObservedCall(call, observers, comparison, shares) if observers or comparison or shares else call
+def observed(call: Call, observers: Sequence[CallObserver], comparison: Any = None) -> Call:
+    """Return a call with these observers, or the call itself if nothing observes or compares."""
+    return ObservedCall(call, observers, comparison) if observers or comparison else call
 
 
 def observers_of(rank: int, environment: Mapping[str, str]) -> list[CallObserver]:
