@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import gpucoll
 from gpucoll.launch.arguments import refuse
 
-from .arguments import PROGRAM, parse
+from .arguments import BENCH_COMMAND, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 run.measure()
                 return run.finish()
     except (gpucoll.ArgumentError, gpucoll.DtypeError, gpucoll.UsageError, gpucoll.BackendError) as error:
-        refuse(PROGRAM, str(error))  # the same error on every rank
+        refuse(BENCH_COMMAND, str(error))  # the same error on every rank
 
 
 if __name__ == "__main__":

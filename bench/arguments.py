@@ -21,16 +21,16 @@ from gpucoll.msccl.files import named
 from .cases import TESTS, UNDERSTOOD, sizes
 from .records import read
 
-PROGRAM = "gpucoll bench"
-PEERS = ("mpi", "nccl", "gloo", "cupyx", "unchecked", "deterministic", "exact")
+BENCH_COMMAND = "gpucoll bench"
+PEER_NAMES = ("mpi", "nccl", "gloo", "cupyx", "unchecked", "deterministic", "exact")
 ANY = ("all", "auto", "native")  # valid for every collective, besides the collective's algorithms
-POINTS = ("sendrecv", "hypercube")  # tests by messages, without schedules
-ALIASES = {"alltoall": "all_to_all", "alltoallv": "all_to_all_v"}  # spellings of nccl-tests
+POINT_TESTS = ("sendrecv", "hypercube")  # tests by messages, without schedules
+NCCL_TESTS_NAMES = {"alltoall": "all_to_all", "alltoallv": "all_to_all_v"}  # spellings of nccl-tests
 MIN_BW = "NCCL_TESTS_MIN_BW"
 LARGE = 32 << 20  # bytes: default of the first and the last size, as in nccl-tests
-# Flags of nccl-tests. COUNTS: letter, name, least value, default, meaning. CHOICES: letter, name, choices, default,
-# meaning.
-COUNTS = (("-w", "warmup_iters", 0, 1, "repetitions before those"),
+# Flags of nccl-tests. FLAG_COUNTS: letter, name, least value, default, meaning. FLAG_CHOICES: letter, name, choices,
+# default, meaning.
+FLAG_COUNTS = (("-w", "warmup_iters", 0, 1, "repetitions before those"),
           ("-m", "agg_iters", 1, 1, "calls grouped in each repetition"),
           ("-N", "run_cycles", 0, 1, "rounds over all sizes; 0: no end"),
           ("-c", "check", 0, 1, "checked repetitions besides the timed ones; 0: check nothing"),
@@ -38,20 +38,20 @@ COUNTS = (("-w", "warmup_iters", 0, 1, "repetitions before those"),
           ("-G", "cudagraph", 0, 0, "replay a captured graph so often"),
           ("-T", "timeout", 0, 0, "seconds for each call, 0: 300"),
           ("-u", "unalign", 0, 0, "elements that all arrays are shifted by"))
-CHOICES = (("-a", "average", range(4), 1, "time of rank 0, or over ranks the mean, least or most: 0 to 3 (1)"),
+FLAG_CHOICES = (("-a", "average", range(4), 1, "time of rank 0, or over ranks the mean, least or most: 0 to 3 (1)"),
            ("-z", "blocking", range(4), 0, "1: wait and barrier after each call, 2: wait, 3: after each repetition"),
            ("-I", "per_iter_timing", range(2), 0, "1: columns of the spread"),
            ("-C", "report_cputime", range(2), 0, "1: time until the call returns"),
            ("-S", "report_timestamps", range(2), 0, "1: the time on each line"),
            ("-t", "nthreads", range(1, 2), 1, "1: start a rank for each GPU"),
            ("-g", "ngpus", range(1, 2), 1, "1: start a rank for each GPU"))
-WORDS = (("device", ("cpu", "cuda", "emulated"), "where the arrays lie"),
+FLAG_WORDS = (("device", ("cpu", "cuda", "emulated"), "where the arrays lie"),
          ("stream", ("own", "null"), "the CUDA stream"),
          ("memory", ("ordinary", "symmetric"), "symmetric: memory that all ranks of a node map"),
          ("progress", ("auto", "bar", "lines", "off"), "how far it is; auto: a line that changes on a terminal"))
 
 
-class Options(NamedTuple):
+class Settings(NamedTuple):
     """The parsed options.
 
     `iterations` is None if the benchmark may choose the number; `roots` is None for all roots. `floor` is the least
@@ -89,7 +89,7 @@ class Options(NamedTuple):
 
 def parser() -> Parser:
     """Return the parser of all flags."""
-    flags = Parser(PROGRAM, allow_abbrev=False, usage=f"mpiexec -n RANKS {PROGRAM} TEST [-b 8 -e 128M -f 2 ...]",
+    flags = Parser(BENCH_COMMAND, allow_abbrev=False, usage=f"mpiexec -n RANKS {BENCH_COMMAND} TEST [-b 8 -e 9M ...]",
                    description="Measure collectives; start it under mpiexec. `gpucoll bench report F.json ...` makes "
                                "a page of results.",
                    epilog="Sizes are bytes of the larger of input and output; K, M and G are powers of 1024. Ctrl-C "
@@ -107,16 +107,16 @@ def parser() -> Parser:
     add("-r", "--root", default="0", help="root, for collectives with a root, or all (0)")
     add("-n", "--iters", type=at_least(1), help="timed repetitions (20, or fewer if they take long)")
     add("-J", "--output_file", "--json", metavar="F.json", help="nccl-tests' JSON; never overwrites")
-    for letter, name, least, default, said in COUNTS:
+    for letter, name, least, default, said in FLAG_COUNTS:
         add(letter, f"--{name}", type=at_least(least), default=default, help=f"{said} ({default})")
-    for letter, name, choices, default, said in CHOICES:
+    for letter, name, choices, default, said in FLAG_CHOICES:
         add(letter, f"--{name}", type=int, choices=choices, default=default, help=said)
 
     add = flags.add_argument_group("ours").add_argument
     add("--algorithm", default="auto", metavar="A,B",
         help="names, auto, native, file.py:name, .xml files, or all")
     add("--executor", help="run on this executor only")
-    for name, words, said in WORDS:
+    for name, words, said in FLAG_WORDS:
         add(f"--{name}", choices=words, default=words[0], help=f"{said} ({words[0]})")
     add("--graph", action="store_true", help="-G 1")
     add("--against", default="", metavar="PEERS", 
@@ -145,7 +145,7 @@ def positive(text: str, where: str = "") -> float:
     return float(text)
 
 
-def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Options:
+def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
     """Return the options; errors end the process with exit code 2 and one line from rank 0."""
     given = parser().parse_args(list(arguments))
     if given.minbytes is None:
@@ -160,8 +160,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ)
             floor = 0.9 * positive(environment[MIN_BW], f"{MIN_BW}: ")  # the same tolerance as in nccl-tests
         dtypes = tuple(name for name in DTYPES if _holds(numpy_dtype, name))  # some dtypes need ml_dtypes
         tests = tuple(TESTS) if test == "all" else (
-            _known("collective", "GC-COLLECTIVE", ALIASES.get(test, test), TESTS),)
-        options = Options(
+            _known("collective", "GC-COLLECTIVE", NCCL_TESTS_NAMES.get(test, test), TESTS),)
+        options = Settings(
             tests=tests,
             sizes=sizes(given.minbytes, given.maxbytes, step=given.stepbytes, factor=given.stepfactor),
             dtypes=dtypes if given.datatype == "all" else (UNDERSTOOD.get(given.datatype) or _known(
@@ -174,7 +174,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ)
         _check(options)
         return options
     except (GpucollError, argparse.ArgumentTypeError) as error:
-        refuse(PROGRAM, str(error))
+        refuse(BENCH_COMMAND, str(error))
 
 
 def _known(what: str, code: str, name: str, known: Iterable[str]) -> str:
@@ -200,20 +200,20 @@ def _check_reduction(test: str, op: str, dtype: str) -> None:
     check_op(test, op_of(op), DTYPES[dtype])
 
 
-def _check(options: Options) -> None:
+def _check(options: Settings) -> None:
     """Raise GpucollError if two options contradict each other, or if the library refuses a value."""
     flags, test = options.flags, options.tests[0]
     for dtype in options.dtypes:
         numpy_dtype(dtype)
     communicator_options({"executor": flags.executor})
     for peer in options.against:
-        _known("peer", "GC-USAGE", peer, PEERS)
+        _known("peer", "GC-USAGE", peer, PEER_NAMES)
     for name in (name for name in options.algorithms if name not in ANY):
-        if test in POINTS:
+        if test in POINT_TESTS:
             raise ArgumentError(f"{test} is made of messages and has no algorithm {name!r}", code="GC-ALGO")
         if len(options.tests) == 1:
             find(test, name)
-        elif not any(_holds(find, test, name) for test in options.tests if test not in POINTS):
+        elif not any(_holds(find, test, name) for test in options.tests if test not in POINT_TESTS):
             raise ArgumentError(f"no collective has an algorithm {name!r}", code="GC-ALGO")
     if not any(options.ops_of(test, dtype) for test in options.tests for dtype in options.dtypes):
         _check_reduction(test, options.ops[0], options.dtypes[0])

@@ -36,7 +36,7 @@ TRAFFIC = {"all_reduce": "3 * P", "reduce": "P + 1", "broadcast": "P", "all_gath
            "sendrecv": "2 * P", "hypercube": "P + 1", "barrier": "0"}
 
 
-class Case(NamedTuple):
+class BenchCase(NamedTuple):
     """One test to measure; `dtype` is a name of `gpucoll.core.dtypes`; `op` and `root` are ignored by some tests."""
 
     test: str
@@ -102,12 +102,6 @@ class Contestant(NamedTuple):
     name: str
     call: Callable[..., Any]
     peer: bool = False
-
-
-def turns(contestants: int, repetition: int) -> list[int]:
-    """Return the order of measuring: no contestant is always first, or always after the same contestant."""
-    direction = -1 if repetition % 2 else 1
-    return [(repetition + direction * turn) % contestants for turn in range(contestants)]
 
 
 def least_traffic(test: str, ranks: int) -> int:

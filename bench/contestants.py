@@ -14,13 +14,13 @@ from gpucoll.core.dtypes import DTYPES, EXTENDED
 from gpucoll.core.ops import op_of
 from gpucoll.device.gpus import nccl_id
 
-from .arguments import ANY, POINTS, Options
-from .cases import Case, Contestant
-from .data import Data, Turn
-from .devices import Device
+from .arguments import ANY, POINT_TESTS, Settings
+from .cases import BenchCase, Contestant
+from .data import BenchTurn, Data
+from .devices import BenchDevice
 
-Call: TypeAlias = Callable[..., Any]
-Peer: TypeAlias = Callable[[Case], Call]
+ContestantCall: TypeAlias = Callable[..., Any]
+Peer: TypeAlias = Callable[[BenchCase], ContestantCall]
 MPI_CALLS = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast", "all_gather": "Allgather",
              "hypercube": "Allgather", "gather": "Gather", "scatter": "Scatter", "all_to_all": "Alltoall",
              "reduce_scatter": "Reduce_scatter_block", "scan": "Scan", "exscan": "Exscan", "barrier": "Barrier",
@@ -28,10 +28,10 @@ MPI_CALLS = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast"
 NCCL_TESTS = ("all_reduce", "reduce", "broadcast", "all_gather", "hypercube", "reduce_scatter", "sendrecv")
 GLOO_TESTS = ("all_reduce", "reduce", "broadcast", "all_gather", "hypercube", "barrier")
 GLOO_OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
-NAMES = dict(zip(POINTS, ("sendrecv", "recursive_doubling"), strict=True))  # of the only algorithm of each test
+POINT_ALGORITHMS = dict(zip(POINT_TESTS, ("sendrecv", "recursive_doubling"), strict=True))  # of each test
 
 
-class LeftOut(Exception):
+class LeftOutPeer(Exception):
     """A peer cannot take part; the text is the reason."""
 
 
@@ -42,7 +42,7 @@ class Left(NamedTuple):
     reason: str
 
 
-def field(comm: Communicator, case: Case, options: Options, device: Device,
+def field(comm: Communicator, case: BenchCase, options: Settings, device: BenchDevice,
           peers: Mapping[str, Peer | str]) -> tuple[list[Contestant], list[Left]]:
     """Return the contestants for a case, peers last, and the contestants left out.
 
@@ -55,7 +55,7 @@ def field(comm: Communicator, case: Case, options: Options, device: Device,
     for name in _names(case, options):
         contestant = Contestant(name, ours_by(comm, case, name, device))
         try:
-            contestant.call(*data.arguments(Turn(0)))
+            contestant.call(*data.arguments(BenchTurn(0)))
             contestants.append(contestant)
         except ArgumentError as error:  # the same on every rank, before any data move
             if len(options.tests) == 1 and name in options.algorithms:
@@ -73,10 +73,10 @@ def field(comm: Communicator, case: Case, options: Options, device: Device,
     return contestants, left_out
 
 
-def _names(case: Case, options: Options) -> Iterable[str]:
+def _names(case: BenchCase, options: Settings) -> Iterable[str]:
     """Return the algorithms to measure, "all" expanded; with several tests, only algorithms known to this test."""
-    if case.test in POINTS:
-        return [NAMES[case.test]] if {"auto", "all"} & set(options.algorithms) else []
+    if case.test in POINT_TESTS:
+        return [POINT_ALGORITHMS[case.test]] if {"auto", "all"} & set(options.algorithms) else []
     scheduled = algorithms(case.test, size=case.ranks, op=case.op if case.row.reduces else None, dtype=case.dtype,
                            device=options.flags.device)
     every = {None: (*scheduled, "native"), "native": ("native",)}.get(options.flags.executor, scheduled)
@@ -85,9 +85,9 @@ def _names(case: Case, options: Options) -> Iterable[str]:
     return dict.fromkeys(name for one in asked for name in (every if one == "all" else (one,)))
 
 
-def ours_by(comm: Communicator, case: Case, algorithm: str, device: Device) -> Callable[..., Any]:
+def ours_by(comm: Communicator, case: BenchCase, algorithm: str, device: BenchDevice) -> Callable[..., Any]:
     """Return gpucoll's call of the test by `algorithm`."""
-    if case.test in POINTS:
+    if case.test in POINT_TESTS:
         return functools.partial({"sendrecv": _sendrecv, "hypercube": _hypercube}[case.test], comm)
     options: dict[str, Any] = {"algorithm": algorithm}
     if case.row.reduces:
@@ -116,9 +116,9 @@ def _hypercube(comm: Communicator, x: Any, out: Any) -> Any:
     return out
 
 
-def meet(comm: Communicator, device: Device, names: Iterable[str]) -> dict[str, Peer | str]:
+def meet(comm: Communicator, device: BenchDevice, names: Iterable[str]) -> dict[str, Peer | str]:
     """Return each peer, ready to start, or the reason for leaving the peer out; collective, the same on every rank."""
-    return {name: agreed(comm, functools.partial(PEERS[name], comm, device)) for name in names}
+    return {name: agreed(comm, functools.partial(PEERS_BY_NAME[name], comm, device)) for name in names}
 
 
 def agreed(comm: Communicator, make: Callable[[], Any]) -> Any:
@@ -126,7 +126,7 @@ def agreed(comm: Communicator, make: Callable[[], Any]) -> Any:
     made, reason = None, None
     try:
         made = make()
-    except LeftOut as left:
+    except LeftOutPeer as left:
         reason = str(left)
     return next(filter(None, comm.mpi.allgather(reason)), made)
 
@@ -138,21 +138,21 @@ def _rehearsed(peer: Peer, data: Data) -> Callable[..., Any]:
     """
     call = peer(data.case)
     try:
-        call(*data.arguments(Turn(0)))
+        call(*data.arguments(BenchTurn(0)))
     except (GpucollError, KeyboardInterrupt) as error:
         if getattr(error, "code", "") == "GC-DETERMINISTIC":  # the same on every rank, before any data move
-            raise LeftOut(str(error)) from error
+            raise LeftOutPeer(str(error)) from error
         raise
     except Exception as error:  # any error of a foreign library is a reason
-        raise LeftOut(f"{data.case.test} by {data.case.op} of {data.case.dtype}: {error}") from error
+        raise LeftOutPeer(f"{data.case.test} by {data.case.op} of {data.case.dtype}: {error}") from error
     return call
 
 
-def every_case(options: Options, ranks: int) -> Iterator[Case]:
+def every_case(options: Settings, ranks: int) -> Iterator[BenchCase]:
     """Yield all requested cases, in nccl-tests' order; raise ArgumentError for an invalid root."""
     for test in options.tests:
         for dtype in options.dtypes:
-            yield from (Case(test, dtype, op, root, ranks)
+            yield from (BenchCase(test, dtype, op, root, ranks)
                         for op in options.ops_of(test, dtype) for root in options.roots_of(test, ranks))
 
 
@@ -160,22 +160,22 @@ def every_case(options: Options, ranks: int) -> Iterator[Case]:
 # without gpucoll. If a peer lacks a feature, LeftOut is raised with the reason, and the run goes on without the peer.
 
 
-def _require(name: str, case: Case, tests: Any, *, reduces: bool, moves: bool = True) -> None:
+def _require(name: str, case: BenchCase, tests: Any, *, reduces: bool, moves: bool = True) -> None:
     """Raise LeftOut if the peer lacks the test, the reduction or the dtype."""
     if case.row.ragged:
-        raise LeftOut(f"{case.test}: its call is told the counts that gpucoll's finds out by itself")
+        raise LeftOutPeer(f"{case.test}: its call is told the counts that gpucoll's finds out by itself")
     if case.test not in tests:
-        raise LeftOut(f"{name} has no {case.test}")
+        raise LeftOutPeer(f"{name} has no {case.test}")
     if case.row.reduces and not reduces:
-        raise LeftOut(f"{name} has no reduction by {case.op} of {case.dtype}")
+        raise LeftOutPeer(f"{name} has no reduction by {case.op} of {case.dtype}")
     if not moves:
-        raise LeftOut(f"{name} is not called with arrays of {case.dtype}")
+        raise LeftOutPeer(f"{name} is not called with arrays of {case.dtype}")
 
 
-def _mpi(comm: Communicator, device: Device) -> Peer:
+def _mpi(comm: Communicator, device: BenchDevice) -> Peer:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
-    def peer(case: Case) -> Call:
+    def peer(case: BenchCase) -> ContestantCall:
         in_bytes = DTYPES[case.dtype].mpi is None  # dtypes unknown to MPI, such as bfloat16
         _require("MPI itself", case, MPI_CALLS, reduces=case.op != "avg" and not in_bytes)
         options: dict[str, Any] = {"op": getattr(MPI, op_of(case.op).mpi or "")} if case.row.reduces else {}
@@ -205,18 +205,18 @@ def _mpi(comm: Communicator, device: Device) -> Peer:
 
 def _nccl(comm: Communicator, device: Any) -> Peer:
     if device.name != "cuda":
-        raise LeftOut("NCCL works on GPU memory: needs --device cuda")
+        raise LeftOutPeer("NCCL works on GPU memory: needs --device cuda")
     try:
         from cupy.cuda import nccl
 
         library = nccl.NcclCommunicator(comm.size, nccl_id(comm.mpi), comm.rank)
     except (ImportError, RuntimeError) as error:  # CuPy's NCCL errors are RuntimeErrors
-        raise LeftOut(f"NCCL: {error}") from error
+        raise LeftOutPeer(f"NCCL: {error}") from error
 
     def constant(name: str | None) -> Any:
         return getattr(nccl, f"NCCL_{name.removeprefix('nccl').upper()}", None) if name else None
 
-    def peer(case: Case) -> Call:
+    def peer(case: BenchCase) -> ContestantCall:
         kind, op = constant(DTYPES[case.dtype].nccl), constant(op_of(case.op).nccl)
         _require("NCCL", case, NCCL_TESTS, reduces=kind is not None and op is not None, moves=kind is not None)
 
@@ -250,7 +250,7 @@ def gloo(comm: Communicator) -> Any:
     try:
         import torch.distributed as dist
     except ImportError as error:
-        raise LeftOut("PyTorch is not installed: pip install torch") from error
+        raise LeftOutPeer("PyTorch is not installed: pip install torch") from error
     if not dist.is_initialized():
         host = "127.0.0.1" if comm.nodes == 1 else socket.gethostname()
         with socket.socket() as probe:  # a free port of rank 0's host
@@ -260,15 +260,15 @@ def gloo(comm: Communicator) -> Any:
     return dist
 
 
-def _gloo(comm: Communicator, device: Device) -> Peer:
+def _gloo(comm: Communicator, device: BenchDevice) -> Peer:
     if device.name == "cuda":
-        raise LeftOut("Gloo is measured on host memory: needs --device cpu")
+        raise LeftOutPeer("Gloo is measured on host memory: needs --device cpu")
     dist = gloo(comm)
     import torch
 
     all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # the newer name first
 
-    def peer(case: Case) -> Call:
+    def peer(case: BenchCase) -> ContestantCall:
         _require("Gloo", case, GLOO_TESTS, reduces=case.op in GLOO_OPS, moves=case.dtype not in EXTENDED and (
             case.dtype == "uint8" or not case.dtype.startswith("uint")))
         op = getattr(dist.ReduceOp, GLOO_OPS.get(case.op, "SUM"))
@@ -292,16 +292,16 @@ def _gloo(comm: Communicator, device: Device) -> Peer:
     return peer
 
 
-def _cupyx(comm: Communicator, device: Device) -> Peer:
+def _cupyx(comm: Communicator, device: BenchDevice) -> Peer:
     if device.name != "cuda":
-        raise LeftOut("cupyx.distributed works on CuPy arrays: needs --device cuda")
+        raise LeftOutPeer("cupyx.distributed works on CuPy arrays: needs --device cuda")
     try:
         import cupyx.distributed
 
         library = cupyx.distributed.init_process_group(comm.size, comm.rank, use_mpi=True)
     except Exception as error:  # NCCL, MPI and sockets each have their own errors
-        raise LeftOut(f"cupyx.distributed: {error}") from error
-    calls: dict[str, Callable[..., Call]] = {  # by test: a function of the case, returning a function of the arrays
+        raise LeftOutPeer(f"cupyx.distributed: {error}") from error
+    calls: dict[str, Callable[..., ContestantCall]] = {  # by test and case: a function of the arrays
         "barrier": lambda case: library.barrier, "all_to_all": lambda case: library.all_to_all,
         "broadcast": lambda case: lambda x: library.broadcast(x, case.root),
         "all_reduce": lambda case: lambda x, out: library.all_reduce(x, out, case.op),
@@ -310,7 +310,7 @@ def _cupyx(comm: Communicator, device: Device) -> Peer:
         **dict.fromkeys(("all_gather", "hypercube"), lambda case: lambda x, out: library.all_gather(x, out, x.size)),
     }
 
-    def peer(case: Case) -> Call:
+    def peer(case: BenchCase) -> ContestantCall:
         _require("cupyx.distributed", case, calls, reduces=case.op in ("sum", "prod", "min", "max"),
                  moves=case.dtype not in EXTENDED)
         return calls[case.test](case)
@@ -318,14 +318,14 @@ def _cupyx(comm: Communicator, device: Device) -> Peer:
     return peer
 
 
-def _with(comm: Communicator, device: Device, **options: Any) -> Peer:
+def _with(comm: Communicator, device: BenchDevice, **options: Any) -> Peer:
     """Return gpucoll by "auto" with these options of the communicator, whatever GPUCOLL_DETERMINISTIC says."""
     executor = {} if comm.executor is None else {"executor": comm.executor}
     other = Communicator.from_mpi(comm.mpi, timeout=comm.timeout, **executor, **{"deterministic": False, **options})
     return lambda case: ours_by(other, case, "auto", device)
 
 
-PEERS: dict[str, Callable[[Communicator, Device], Peer]] = {
+PEERS_BY_NAME: dict[str, Callable[[Communicator, BenchDevice], Peer]] = {
     "mpi": _mpi, "nccl": _nccl, "gloo": _gloo, "cupyx": _cupyx,
     "unchecked": functools.partial(_with, check="off"), "deterministic": functools.partial(_with, deterministic=True),
     "exact": functools.partial(_with, deterministic="exact"),

@@ -15,7 +15,7 @@ Record: TypeAlias = Mapping[str, Any]
 TIMES = (("s", 1e6), ("ms", 1e3), ("µs", 1.0), ("ns", 1e-3))
 
 
-class Side(NamedTuple):
+class CurveSide(NamedTuple):
     """One placement of a row: us, GB/s, wrong elements (None: not checked), and the us of each repetition."""
 
     time: float
@@ -26,7 +26,7 @@ class Side(NamedTuple):
     times: tuple[float, ...]
 
 
-class Row(NamedTuple):
+class CurveRow(NamedTuple):
     """One size of an algorithm or a peer in file number `file`; `sides` by placement.
 
     `bound` is a bus bandwidth in GB/s. `ratios` are the peers' times divided by our time. `skew` is the time in us
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     peer: bool
     size: int
     elements: int
-    sides: dict[str, Side]
+    sides: dict[str, CurveSide]
     bound: float | None = None
     ratios: Mapping[str, float] = {}
     skew: float | None = None
@@ -55,7 +55,7 @@ class Panel(NamedTuple):
     """Comparable rows: one collective, dtype, op and root on the same number of ranks and kind of device."""
 
     title: str
-    rows: list[Row]
+    rows: list[CurveRow]
 
     @property
     def placements(self) -> list[str]:
@@ -63,9 +63,9 @@ class Panel(NamedTuple):
         return [placement for placement in PLACEMENTS if any(placement in row.sides for row in self.rows)]
 
     @property
-    def lines(self) -> dict[tuple[int, str], list[Row]]:
+    def lines(self) -> dict[tuple[int, str], list[CurveRow]]:
         """The rows of each algorithm and peer of each file, by size; our algorithms before the peers."""
-        lines: dict[tuple[int, str], list[Row]] = {}
+        lines: dict[tuple[int, str], list[CurveRow]] = {}
         for row in sorted(self.rows, key=lambda row: (row.file, row.peer)):
             lines.setdefault((row.file, row.name), []).append(row)
         return {key: sorted(rows, key=lambda row: row.size) for key, rows in lines.items()}
@@ -73,7 +73,7 @@ class Panel(NamedTuple):
 
 def panels(files: Sequence[Sequence[Record]]) -> list[Panel]:
     """Return all panels, in the order of first occurrence."""
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[CurveRow]] = {}
     for number, records in enumerate(files):
         for record in records:
             for result in record["results"]:
@@ -97,24 +97,24 @@ def devices(record: Record) -> list[dict[str, Any]]:
     return (record.get("config") or {}).get("devices") or []
 
 
-def _rows(file: int, result: Record) -> list[Row]:
+def _rows(file: int, result: Record) -> list[CurveRow]:
     """Return the row of an algorithm, and a row for each peer measured beside."""
     name = str(result.get("algorithm") or result.get("experiment_name") or "nccl-tests")
     memory = ", symmetric" if result.get("memory") == "symmetric" else ""
     against, size, count = result.get("against") or {}, int(result["size"]), int(result["count"])
     ratios = {peer: found["ratio"]["out_of_place"] for peer, found in against.items()}
-    return [Row(file, name + memory, False, size, count, _sides(result), result.get("bound"), ratios,
+    return [CurveRow(file, name + memory, False, size, count, _sides(result), result.get("bound"), ratios,
                 result.get("skew_us"), result.get("late_rank")),
-            *(Row(file, peer + memory, True, size, count, _sides(found)) for peer, found in against.items())]
+            *(CurveRow(file, peer + memory, True, size, count, _sides(found)) for peer, found in against.items())]
 
 
-def _sides(measured: Record) -> dict[str, Side]:
+def _sides(measured: Record) -> dict[str, CurveSide]:
     sides = {}
     for placement in PLACEMENTS:
         body, repetitions = measured.get(placement), measured.get(f"{placement}_per_iter") or {}
         if body:
             times = tuple(repetitions.get("times_us") or ())[repetitions.get("skipped_iterations", 0):]
-            sides[placement] = Side(float(body.get("time", body.get("cpu_time"))), float(body["alg_bw"]),
+            sides[placement] = CurveSide(float(body.get("time", body.get("cpu_time"))), float(body["alg_bw"]),
                                     float(body["bus_bw"]), body.get("nwrong"), repetitions.get("p99_us"), times)
     return sides
 

@@ -15,16 +15,16 @@ import numpy
 
 from gpucoll.core.dtypes import numpy_dtype
 
-from .cases import ONE_FORM, SAME_SHAPE, Case
-from .devices import Device, Host
+from .cases import ONE_FORM, SAME_SHAPE, BenchCase
+from .devices import BenchDevice, Host
 from .operands import MOVED, identity, look_up, operands, random_bytes, reduced
 from .summary import Array
 
-PLACES = 32  # start offsets within a row, before the data repeat
+START_OFFSETS = 32  # start offsets within a row, before the data repeat
 STRIDE = 64  # elements between two places: whole cache lines
 
 
-class Turn(NamedTuple):
+class BenchTurn(NamedTuple):
     """A call: the repetition, the number of the call within the repetition (-m), and whether the call is in place."""
 
     repetition: int
@@ -40,7 +40,7 @@ class Data:
     address, as needed by graphs. Cost: a row of bytes and a row of elements as long as the input.
     """
 
-    def __init__(self, case: Case, rank: int, count: int, device: Device | None = None, *, calls: int = 1,
+    def __init__(self, case: BenchCase, rank: int, count: int, device: BenchDevice | None = None, *, calls: int = 1,
                  shift: int = 0, fixed: bool = False) -> None:
         self.case, self.rank, self.count, self.calls = case, rank, count, calls
         self.device, self._shift = device or Host(), shift
@@ -57,7 +57,7 @@ class Data:
         if row.ragged:
             lengths = case.lengths(count)
             self._shape = (max(lengths) if row.ragged == "source" else sum(lengths),)
-        self._draws = random_bytes(math.prod(self._shape) + PLACES * STRIDE + shift, seed=0)
+        self._draws = random_bytes(math.prod(self._shape) + START_OFFSETS * STRIDE + shift, seed=0)
         self._row = self._array(self._draws.shape, self.has_input)
         if self.has_input:
             self.device.write(self._row, look_up(self.given[rank], self._draws))
@@ -76,7 +76,7 @@ class Data:
         """Return a new row. Symmetric memory needs all ranks and the same length, even on ranks without a row."""
         if not self.device.is_symmetric:
             return self.device.empty(shape, self.case.dtype) if wanted else None
-        longest = max(math.prod(self._shape), math.prod(self._out_shape)) + PLACES * STRIDE + self._shift
+        longest = max(math.prod(self._shape), math.prod(self._out_shape)) + START_OFFSETS * STRIDE + self._shift
         row = self.device.empty((longest,), self.case.dtype)
         return row[:shape[0]] if wanted else None
 
@@ -85,12 +85,12 @@ class Data:
         row = self._array((math.prod(shape) + self._shift,), wanted)
         return None if row is None else row[self._shift:].reshape(shape)
 
-    def _place(self, turn: Turn, row: Any) -> Any:
+    def _place(self, turn: BenchTurn, row: Any) -> Any:
         """Return the part of a row read in this turn."""
-        start = (turn.repetition * self.calls + turn.call) % PLACES * STRIDE + self._shift
+        start = (turn.repetition * self.calls + turn.call) % START_OFFSETS * STRIDE + self._shift
         return row[start:start + math.prod(self._shape)].reshape(self._shape)
 
-    def arguments(self, turn: Turn) -> tuple[Any, ...]:
+    def arguments(self, turn: BenchTurn) -> tuple[Any, ...]:
         """Return a call's arguments: (x, out); (x,) for tests with a single array; (x, counts) if counts are given."""
         case, out = self.case, self.outs[turn.call]
         x: Any = None
@@ -116,7 +116,7 @@ class Data:
         """Whether the result may replace the input; if not, both halves of a line measure the same call."""
         return self.case.test in SAME_SHAPE and self.case.test not in ONE_FORM
 
-    def expected(self, turn: Turn) -> list[Array]:
+    def expected(self, turn: BenchTurn) -> list[Array]:
         """Return the expected result of this rank: one array, several for the ragged tests, or nothing.
 
         Computed by table look-ups with the same random draws as the input.
@@ -149,7 +149,7 @@ class Data:
                 return [look_up(self.reduced, draws[blocks(case, self.count, rank)[rank]])]
         return [look_up(self.given[source], draws[blocks(case, self.count, source)[rank]]) for source in from_each]
 
-    def prepare(self, turn: Turn, expected: Sequence[Array]) -> None:
+    def prepare(self, turn: BenchTurn, expected: Sequence[Array]) -> None:
         """Prepare the arrays for a call: copy the input into an in-place array, or make every element of the output
         wrong.
 
@@ -167,7 +167,7 @@ class Data:
             spoilt.reshape(-1).view(numpy.uint8)[...] ^= 1
             self.device.write(out, spoilt)
 
-    def wrong(self, turn: Turn, returned: Any, expected: Sequence[Array]) -> int:
+    def wrong(self, turn: BenchTurn, returned: Any, expected: Sequence[Array]) -> int:
         """Return the number of elements different from `expected`; `returned` is the return value of the call."""
         got = [self.outs[turn.call]] if self.case.row.ragged is None else returned
         results = got if isinstance(got, list) else [got]
@@ -183,7 +183,7 @@ class Data:
         return count
 
 
-def blocks(case: Case, count: int, source: int) -> list[slice]:
+def blocks(case: BenchCase, count: int, source: int) -> list[slice]:
     """Return the slices of a rank's input, one for each receiving rank."""
     ends = itertools.accumulate((case.length(count, source, target) for target in range(case.ranks)), initial=0)
     return [slice(first, last) for first, last in itertools.pairwise(ends)]

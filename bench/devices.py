@@ -148,10 +148,10 @@ class Cuda(Host):
         return self.stream
 
 
-Device = Any  # a `Host`; only `Cuda` has graphs and a stream
+BenchDevice = Any  # a `Host`; only `Cuda` has graphs and a stream
 
 
-def of(comm: Any, name: str, *, stream: str = "own", memory: str = "ordinary") -> Device:
+def of(comm: Any, name: str, *, stream: str = "own", memory: str = "ordinary") -> BenchDevice:
     """Return the device `name` of this rank; raise BackendError without a GPU."""
     kind = "cuda" if name == "cuda" else "cpu"
     allocate = functools.partial(comm.empty, device=kind) if memory == "symmetric" else None

@@ -21,15 +21,15 @@ from gpucoll.device.gpus import describe_gpu
 from gpucoll.tuner.table import facts as host_facts
 from gpucoll.tuner.table import processor
 
-from .cases import Case, least_traffic
-from .devices import Device
+from .cases import BenchCase, least_traffic
+from .devices import BenchDevice
 
-ROUNDS = 7
+COPY_REPEATS = 7
 NODE_BYTES, GPU_BYTES = 256 << 20, 256 << 20  # beyond any cache; the ranks of a node share NODE_BYTES
-MOST_BYTES = 64 << 20  # per rank on the host
+MOST_COPIED = 64 << 20  # per rank on the host
 
 
-class Copy(NamedTuple):
+class CopySpeed(NamedTuple):
     """GB/s read and written by all ranks together while each copies `nbytes` bytes, and by each rank."""
 
     bandwidth: float
@@ -37,24 +37,24 @@ class Copy(NamedTuple):
     per_rank: tuple[float, ...]
 
 
-def copy_bandwidth(comm: Communicator, device: Device) -> Copy:
+def copy_bandwidth(comm: Communicator, device: BenchDevice) -> CopySpeed:
     """Measure the copy bandwidth of memory, all ranks at once; collective, the same result on every rank."""
-    nbytes = GPU_BYTES if device.name == "cuda" else min(MOST_BYTES, NODE_BYTES // comm.local_size)
+    nbytes = GPU_BYTES if device.name == "cuda" else min(MOST_COPIED, NODE_BYTES // comm.local_size)
     nbytes = comm.mpi.allreduce(nbytes, MPI.MIN)
     source, target = (device.empty((nbytes,), "uint8") for _ in range(2))
     device.write(source, numpy.ones(nbytes, numpy.uint8))
     device.write(target, numpy.zeros(nbytes, numpy.uint8))
     seconds = []
-    for _ in range(ROUNDS):
+    for _ in range(COPY_REPEATS):
         comm.mpi.Barrier()
         seconds.append(device.timed(lambda: device.copy(target, source))[0])
     everyone = numpy.array(comm.mpi.allgather(seconds))
     moved = 2 * nbytes / 1e9
-    return Copy(comm.size * moved / float(numpy.median(everyone.max(axis=0))), nbytes,
+    return CopySpeed(comm.size * moved / float(numpy.median(everyone.max(axis=0))), nbytes,
                 tuple((moved / numpy.median(everyone, axis=1)).tolist()))
 
 
-def bound(case: Case, count: int, copy: Copy) -> float | None:
+def bound(case: BenchCase, count: int, copy: CopySpeed) -> float | None:
     """Return the busbw in GB/s at the copy bandwidth if no byte moves needlessly; None if no bytes move.
 
     Only the memory bounds: between nodes the network has a lower bound, and data in a cache can be faster.
@@ -63,7 +63,7 @@ def bound(case: Case, count: int, copy: Copy) -> float | None:
     return copy.bandwidth * case.moved(count) * case.factor / traffic if traffic else None
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """The place of a rank; `device` is a CUDA ordinal, -1 on the host."""
 
     pid: int
@@ -74,12 +74,13 @@ class Place(NamedTuple):
     info: str
 
 
-def place(comm: Communicator, device: Device) -> Place:
+def place(comm: Communicator, device: BenchDevice) -> RankPlace:
     """Return the place of this rank."""
     if device.name != "cuda":
-        return Place(os.getpid(), socket.gethostname(), comm.node, -1, device.name, processor())
+        return RankPlace(os.getpid(), socket.gethostname(), comm.node, -1, device.name, processor())
     gpu = describe_gpu(comm.device or 0)
-    return Place(os.getpid(), socket.gethostname(), comm.node, gpu.ordinal, gpu.pci.partition(".")[0].lower(), gpu.name)
+    pci = gpu.pci.partition(".")[0].lower()
+    return RankPlace(os.getpid(), socket.gethostname(), comm.node, gpu.ordinal, pci, gpu.name)
 
 
 def versions() -> dict[str, str]:
@@ -89,7 +90,7 @@ def versions() -> dict[str, str]:
     return {"gpucoll": host["gpucoll"], name: version, "mpi4py": mpi4py.__version__, "NumPy": host["numpy"]}
 
 
-def facts(device: Device, places: Sequence[Place]) -> dict[str, Any]:
+def facts(device: BenchDevice, places: Sequence[RankPlace]) -> dict[str, Any]:
     """Return the facts about the machine for JSON: no paths, no names of people."""
     clock, host = time.get_clock_info("perf_counter"), host_facts()
     cupy_version, nccl_version = None, 0

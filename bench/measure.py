@@ -17,16 +17,16 @@ import numpy
 from mpi4py import MPI
 
 from gpucoll import Communicator
+from gpucoll.calibration.measure import repeats, turns
 
-from .arguments import Options
-from .cases import Contestant, turns
-from .data import Data, Turn
-from .devices import Device
+from .arguments import Settings
+from .cases import Contestant
+from .data import BenchTurn, Data
+from .devices import BenchDevice
 from .records import PLACEMENTS
 from .summary import Array
 
 ITERATIONS = 20  # nccl-tests' default of -n
-FEWEST = 5
 SECONDS = 2.0  # for the repetitions of one size, if -n gives no number
 BURST, BURST_BYTES = 16, 1 << 22  # the most timed calls in a row, and the most bytes moved by a burst
 WAIT_EACH, BARRIER_EACH = 2, 1  # nccl-tests' -z; 3 waits after each repetition
@@ -36,8 +36,8 @@ class Bench(NamedTuple):
     """The communicator, the options and the device of a measurement."""
 
     comm: Communicator
-    options: Options
-    device: Device
+    options: Settings
+    device: BenchDevice
 
 
 class Measured(NamedTuple):
@@ -47,7 +47,7 @@ class Measured(NamedTuple):
     wrong: tuple[int | None, ...]
 
 
-def burst(options: Options, device: str, nbytes: int) -> int:
+def burst(options: Settings, device: str, nbytes: int) -> int:
     """Return the number of calls, or groups of calls (-m), in a row; the first of several is not timed."""
     timed = min(BURST, BURST_BYTES // max(1, nbytes * options.flags.agg_iters))
     if timed < 2 or options.launches or device == "emulated":  # calls of these modes take long
@@ -62,8 +62,8 @@ def measure(bench: Bench, contestants: Sequence[Contestant], data: Data) -> list
         started = time.perf_counter()
         _repeat(bench, contestants, data, [repetition])
         elapsed = time.perf_counter() - started
-    affordable = int(SECONDS / bench.comm.mpi.bcast(elapsed))  # judged by the last warm-up
-    timed = flags.warmup_iters + (asked or max(FEWEST, min(ITERATIONS, affordable)))
+    affordable = repeats(SECONDS, bench.comm.mpi.bcast(elapsed), ITERATIONS)  # judged by the last warm-up
+    timed = flags.warmup_iters + (asked or affordable)
     seconds, wrong = _repeat(bench, contestants, data, range(flags.warmup_iters, timed))
     wrong += _repeat(bench, contestants, data, range(timed, timed + flags.check))[1]
     everyone = numpy.stack(bench.comm.mpi.allgather(seconds), axis=2)
@@ -78,21 +78,21 @@ def _repeat(bench: Bench, contestants: Sequence[Contestant], data: Data,
     seconds = numpy.zeros((len(contestants), len(PLACEMENTS), len(repetitions)))
     wrong = numpy.zeros((len(contestants), len(PLACEMENTS)), numpy.int64)
     for column, repetition in enumerate(repetitions):
-        expected = ([data.expected(Turn(repetition, call)) for call in range(data.calls)]
+        expected = ([data.expected(BenchTurn(repetition, call)) for call in range(data.calls)]
                     if bench.options.flags.check else None)
         for placement in range(len(PLACEMENTS)):
-            calls = [Turn(repetition, call, placement == 1) for call in range(data.calls)]
+            calls = [BenchTurn(repetition, call, placement == 1) for call in range(data.calls)]
             for row in turns(len(contestants), repetition):
-                trial = Trial(bench, contestants[row], data, calls, expected)
+                trial = TimedTrial(bench, contestants[row], data, calls, expected)
                 seconds[row, placement, column] = trial.time()
                 wrong[row, placement] += trial.wrong()
     return seconds, wrong
 
 
-class Trial:
+class TimedTrial:
     """The calls of one contestant in one repetition, from fresh data to the check."""
 
-    def __init__(self, bench: Bench, contestant: Contestant, data: Data, calls: Sequence[Turn],
+    def __init__(self, bench: Bench, contestant: Contestant, data: Data, calls: Sequence[BenchTurn],
                  expected: Sequence[Sequence[Array]] | None) -> None:
         self.bench, self.contestant, self.data, self.calls = bench, contestant, data, calls
         self.expected = expected

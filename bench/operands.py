@@ -14,7 +14,7 @@ from gpucoll.core.dtypes import DTYPES, numpy_dtype
 from .summary import Array
 
 DRAWS = 256
-BLOCK = 1 << 16  # elements per look-up
+LOOKUP_BLOCK = 1 << 16  # elements per look-up
 BITS = 127  # all bits of an int8 except the sign
 MOVED = "bxor"  # the op of the operands if nothing is reduced; any numbers are fine
 
@@ -34,7 +34,7 @@ DRAWN: dict[str, tuple[tuple[int, ...], int, int | None]] = {
 }
 ON_BOOL = {"sum": "lor", "max": "lor", "bor": "lor", "prod": "land", "min": "land", "band": "land", "bxor": "lxor"}
 # Up to this number the dtype has every integer; wider dtypes get no larger numbers either.
-EXACT = {"float8_e5m2": 8, "float8_e4m3fn": 16, "int8": 127, "uint8": 127, "bfloat16": 256, "float16": 2048}
+EXACT_UP_TO = {"float8_e5m2": 8, "float8_e4m3fn": 16, "int8": 127, "uint8": 127, "bfloat16": 256, "float16": 2048}
 EXACT_ELSEWHERE = 1 << 20
 
 
@@ -45,7 +45,7 @@ def random_bytes(count: int, seed: int) -> Array:
 
 def operands(dtype: str, op: str, ranks: int) -> Array:
     """Return each rank's number in each draw, shape (ranks, DRAWS): integers, in NumPy's widest dtype."""
-    exact = EXACT.get(dtype, EXACT_ELSEWHERE)
+    exact = EXACT_UP_TO.get(dtype, EXACT_ELSEWHERE)
     largest = max(1, min(exact // ranks, 100))  # one per rank must add up exactly; a byte selects at most 256 numbers
     least = 0 if dtype.startswith(("uint", "bool")) else -largest
     drawn, idle, most = DRAWN.get(ON_BOOL.get(op, op) if dtype == "bool" else op, (range(least, largest + 1), 0, None))
@@ -69,8 +69,8 @@ def look_up(table: Array, draws: Array) -> Array:
     """Return ``table[draws]``, shape of `draws`, in blocks: NumPy widens an index array to 8 bytes per element."""
     found = numpy.empty(draws.shape, table.dtype)
     source, target = draws.reshape(-1), found.reshape(-1)
-    for start in range(0, len(target), BLOCK):
-        target[start:start + BLOCK] = table[source[start:start + BLOCK]]
+    for start in range(0, len(target), LOOKUP_BLOCK):
+        target[start:start + LOOKUP_BLOCK] = table[source[start:start + LOOKUP_BLOCK]]
     return found
 
 

@@ -14,9 +14,9 @@ from .curves import Panel, Record, numbers, panels
 
 ENDINGS = (".svg", ".png")
 MARKERS = "osD^v*PX"  # as many markers as colours
-PEER, BOUND = "#6a737c", "#3c4650"
+PEER_GREY, BOUND_GREY = "#6a737c", "#3c4650"
 # The same record gives the same file: no date, no random names; names are text, never formulas.
-SETTINGS: dict[Any, Any] = {
+PLOT_SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "gpucoll", "text.parse_math": False, "font.size": 9,
     "axes.spines.top": False, "axes.spines.right": False, "grid.color": LIGHT["grid"]}
 
@@ -44,7 +44,7 @@ def draw(record: Record, path: str) -> None:
     found = panels([[record]])
     if not found:
         raise ArgumentError("--plot: nothing was measured, so there is nothing to draw", code="GC-DRAW")
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(PLOT_SETTINGS):
         whole = matplotlib.figure.Figure(figsize=(12, 4.2 * len(found)), layout="constrained")
         for part, panel in zip(whole.subfigures(len(found), 1, squeeze=False)[:, 0], found, strict=True):
             _lines(part, panel, numbers(found))
@@ -52,7 +52,7 @@ def draw(record: Record, path: str) -> None:
 
 
 def save(figure: Any, path: str) -> None:
-    """Write a figure to `path`, with SETTINGS active; raise ArgumentError if impossible."""
+    """Write a figure to `path`, with PLOT_SETTINGS active; raise ArgumentError if impossible."""
     metadata = {"Date": None, "Creator": None} if path.lower().endswith(".svg") else {"Software": None}
     try:
         figure.savefig(path, dpi=120, metadata=metadata)
@@ -74,14 +74,14 @@ def _lines(part: Any, panel: Panel, styles: Mapping[str, int]) -> None:
             sides = [(row.size, row.sides[placement]) for row in rows if placement in row.sides and row.size]
             points = [(size, side.time / 1e6 if is_time else side.busbw) for size, side in sides]
             number, peer = styles[name], rows[0].peer
-            axes.plot(*_columns(points), color=PEER if peer else LINES[number % len(LINES)], label=name,
+            axes.plot(*_columns(points), color=PEER_GREY if peer else LINES[number % len(LINES)], label=name,
                       marker=MARKERS[(number + number // len(LINES)) % len(MARKERS)], markersize=4,
                       markerfacecolor="white" if peer else None, gid=f"line {name}")
         low, high = axes.get_ylim()
         bounds = sorted({row.size: row.bound_time / 1e6 if is_time else row.bound
                          for row in panel.rows if row.bound and row.size}.items())
         if bounds:
-            axes.plot(*_columns(bounds), "--", color=BOUND, linewidth=1, label="copy bound", gid="line copy bound")
+            axes.plot(*_columns(bounds), "--", color=BOUND_GREY, linewidth=1, label="copy bound", gid="line copy bound")
         axes.set_ylim(low, max([high, *(1.3 * value for _, value in bounds if value < 3 * high)]))
         axes.set_title(title, loc="left", fontsize="medium")
         axes.set_xticks(thinned, [byte_text(size) for size in thinned])

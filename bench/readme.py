@@ -11,8 +11,8 @@ from .records import read
 from .summary import geometric_mean
 
 FOLDER = Path(__file__).parent / "results"
-BEGIN, END = "<!-- made by python -m gpucoll.bench.readme -->", "<!-- end of what bench.readme makes -->"
-SMALL, LARGE = 64 << 10, 1 << 20  # bytes: up to SMALL latency counts, from LARGE on bandwidth
+BEGIN_MARK, END_MARK = "<!-- made by python -m gpucoll.bench.readme -->", "<!-- end of what bench.readme makes -->"
+SHORT_TO, LONG_FROM = 64 << 10, 1 << 20  # latency counts up to the first, bandwidth from the second on
 MPIS = ("mpich", "openmpi")
 Result = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ def block(paths: Iterable[Path]) -> str:
         "time is that of its own blocking call through mpi4py, measured in turn in the same run. A pair has the "
         "geometric mean and the smallest figure. `share` is the busbw of the largest size, divided by the bound set by "
         "the machine's copy bandwidth.")
-    return "\n\n".join([BEGIN, explained, *map(_table, paths), END, ""])
+    return "\n\n".join([BEGIN_MARK, explained, *map(_table, paths), END_MARK, ""])
 
 
 def _table(path: Path) -> str:
@@ -44,7 +44,7 @@ def _table(path: Path) -> str:
         f"cores, {machine['mpi']}, NumPy {machine['numpy']}; all results checked, "
         f"{f'{wrong} elements' if wrong else 'none'} wrong.",
         "",
-        f"| collective | ranks | memory | algorithm | up to {SMALL >> 10} KiB | from {LARGE >> 20} MiB "
+        f"| collective | ranks | memory | algorithm | up to {SHORT_TO >> 10} KiB | from {LONG_FROM >> 20} MiB "
         "| best busbw (GB/s) | share |",
         "|---|---|---|---|---|---|---|---|"]
     rows: dict[tuple[Any, ...], list[Result]] = {}
@@ -55,7 +55,7 @@ def _table(path: Path) -> str:
     for key, results in rows.items():
         best = max(one["out_of_place"]["bus_bw"] for one in results)
         small, large = (_ratios(one for one in results if accepts(one["size"])) for accepts in (
-            lambda size: size <= SMALL, lambda size: size >= LARGE))
+            lambda size: size <= SHORT_TO, lambda size: size >= LONG_FROM))
         largest = max(results, key=lambda one: int(one["size"]))["share"]
         share = "" if largest is None or not large else f"{100 * largest:.0f} %"
         lines.append(f"| {' | '.join(map(str, key))} | {small} | {large} | {best:.2f} | {share} |")

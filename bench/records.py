@@ -42,7 +42,7 @@ COLUMNS = ("collective", "algorithm", "peer", "ranks", "device", "size", "count"
 # Never the whole environment: variables may hold names of people and machines, paths and secrets.
 ALLOWED = ("GPUCOLL_", "NCCL_", "MPIR_CVAR_", "OMPI_MCA_", "UCX_", "FI_", "OMP_", "CUDA_VISIBLE_DEVICES",
            "CUDA_DEVICE_MAX_CONNECTIONS")
-PRIVATE = ("PATH", "FILE", "DIR", "URI", "USER", "TOKEN", "SECRET", "PASSWORD", "KEY", "HOST", "ADDR", "COMM_ID")
+PRIVATE_WORDS = ("PATH", "FILE", "DIR", "URI", "USER", "TOKEN", "SECRET", "PASSWORD", "KEY", "HOST", "ADDR", "COMM_ID")
 
 
 def reserve(path: str) -> IO[str]:
@@ -108,7 +108,7 @@ def csv_text(record: Mapping[str, Any]) -> str:
 def environment(variables: Mapping[str, str]) -> list[str]:
     """Return the variables relevant for speed, in nccl-tests' format, without paths and secrets."""
     return [f"{name}={value}" for name, value in sorted(variables.items())
-            if name.startswith(ALLOWED) and not any(word in name for word in PRIVATE) and os.sep not in value]
+            if name.startswith(ALLOWED) and not any(word in name for word in PRIVATE_WORDS) and os.sep not in value]
 
 
 def words(arguments: Sequence[str]) -> list[str]:

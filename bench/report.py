@@ -19,7 +19,7 @@ from .curves import Panel, Record, devices, figure, numbers, panels, time_text
 from .summary import geometric_mean
 from .tables import BY, named, table
 
-PROGRAM, PAGE = "gpucoll bench report", "report.html"
+PAGE_COMMAND, PAGE_NAME = "gpucoll bench report", "report.html"
 # Additional colours for charts: lines on dark paper keep their hues, with enough contrast.
 DARK_LINES = ("#509bf1", "#ff8a47", "#33cf9f", "#f0a1e4", "#f3dd6a", "#7d6bf0", "#bfeaff", "#b8563c")
 DAY = {**LIGHT, "bound": "#3c4650", "peer": "#6a737c", "good": "#0a7a4b", "bad": "#c02f1d",
@@ -28,7 +28,7 @@ NIGHT = {**DARK, "bound": "#c3ccd5", "peer": "#98a3ae", "good": "#4fd19a", "bad"
          **{f"line-{number}": colour for number, colour in enumerate(DARK_LINES)}}
 READ_AS = {"memory_gib": "memory (GiB)", "cpu": "processor", "mpi": "MPI", "numpy": "NumPy", "cupy": "CuPy",
            "gpus": "GPUs", "nccl": "NCCL", "python": "Python"}
-UNKNOWN: tuple[object, ...] = ("", None, 0, [], {})
+NO_FACT: tuple[object, ...] = ("", None, 0, [], {})
 Files = Mapping[str, Sequence[Record]]  # the records of each file, by the name on the page
 
 
@@ -37,28 +37,28 @@ def main(arguments: Sequence[str]) -> int:
 
     Files impossible to read or write end the process with exit code 2 and one line.
     """
-    parser = Parser(PROGRAM, allow_abbrev=False, description="Make one page of benchmark results; it needs no network.",
+    parser = Parser(PAGE_COMMAND, allow_abbrev=False, description="Make one page of results; it needs no network.",
                     epilog="Several files are compared, the first being what the others are held against. Files of "
                            "nccl-tests' -J are read as well. Needs plotly: pip install gpucoll[report].")
     parser.add_argument("files", nargs="+", metavar="F.json", help="results written by -J or by scripts/bench")
-    parser.add_argument("-o", "--output", metavar="PAGE.html", default=PAGE,
-                        help=f"the file ({PAGE}); - is standard output")
+    parser.add_argument("-o", "--output", metavar="PAGE.html", default=PAGE_NAME,
+                        help=f"the file ({PAGE_NAME}); - is standard output")
     given = parser.parse_args(arguments)
     try:
-        text = made(given.files)
+        text = page_text(given.files)
         if given.output == "-":
             sys.stdout.write(text)
             return 0
         Path(given.output).write_text(text, encoding="utf-8")
     except OSError as error:
-        refuse(PROGRAM, f"[GC-FILE] cannot write {given.output}: {error.strerror}")
+        refuse(PAGE_COMMAND, f"[GC-FILE] cannot write {given.output}: {error.strerror}")
     except GpucollError as error:
-        refuse(PROGRAM, str(error))
+        refuse(PAGE_COMMAND, str(error))
     print(given.output)
     return 0
 
 
-def made(files: Sequence[str]) -> str:
+def page_text(files: Sequence[str]) -> str:
     """Return the page of the files; raise ArgumentError if a file holds no results."""
     try:
         return page({file: records.read(file) for file in files})
@@ -210,7 +210,7 @@ def _machine(group: Sequence[Record], name: str) -> str:
              "program": " ".join(str(own[key]) for key in ("program", "version", "revision") if own.get(key)),
              "NCCL of nccl-tests": first.get("nccl_version"), **(own.get("machine") or {})}
     items = "".join(f"<div><dt>{escape(READ_AS.get(key, key.replace('_', ' ')))}</dt><dd>{escape(_text(value))}</dd>"
-                    "</div>" for key, value in facts.items() if value not in UNKNOWN)
+                    "</div>" for key, value in facts.items() if value not in NO_FACT)
     commands = "\n".join(" ".join(map(str, record.get("args") or [])) for record in group)
     variables = "\n".join(map(str, first.get("env") or []))
     ranks = max((devices(record) for record in group), key=len)
@@ -224,5 +224,5 @@ def _machine(group: Sequence[Record], name: str) -> str:
 
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_text(each)}" for key, each in value.items() if each not in UNKNOWN)
+        return ", ".join(f"{key} {_text(each)}" for key, each in value.items() if each not in NO_FACT)
     return ", ".join(map(_text, value)) if isinstance(value, Iterable) and not isinstance(value, str) else str(value)

@@ -13,17 +13,17 @@ import gpucoll
 from gpucoll import Communicator, GpucollError
 
 from . import machine, records, table
-from .arguments import Options
-from .cases import Case, Contestant
+from .arguments import Settings
+from .cases import BenchCase, Contestant
 from .contestants import every_case, field, meet
 from .data import Data
 from .devices import of
 from .measure import Bench, Measured, burst, measure
 from .records import PLACEMENTS
 from .summary import changes, geometric_mean, per_iteration, report, reported, skew
-from .table import Progress
+from .table import ProgressBar
 
-SMALL = 256 << 10  # bytes taking as long as a barrier: added to each size's weight in the progress
+BARRIER_BYTES = 256 << 10  # bytes taking as long as a barrier: added to each size's weight in the progress
 
 
 class Run:
@@ -33,7 +33,7 @@ class Run:
     printing.
     """
 
-    def __init__(self, comm: Communicator, options: Options, arguments: Sequence[str] = ()) -> None:
+    def __init__(self, comm: Communicator, options: Settings, arguments: Sequence[str] = ()) -> None:
         flags = options.flags
         self.comm, self.options = comm, options
         self.bench = Bench(comm, options, of(comm, flags.device, stream=flags.stream, memory=flags.memory))
@@ -42,8 +42,8 @@ class Run:
         self.record = opening(options, self.places, machine.facts(self.bench.device, self.places),
                                        records.words(arguments), records.environment(os.environ))
         self.own = self.record["gpucoll"]
-        work = flags.run_cycles * len(self.cases) * sum(nbytes + SMALL for nbytes in options.sizes)
-        self.progress = Progress(flags.progress if comm.rank == 0 else "off", work or None, sys.stderr)
+        work = flags.run_cycles * len(self.cases) * sum(nbytes + BARRIER_BYTES for nbytes in options.sizes)
+        self.progress = ProgressBar(flags.progress if comm.rank == 0 else "off", work or None, sys.stderr)
         paths = {"json": flags.output_file, "csv": flags.csv}
         self._files = records.reserve_together(comm.mpi, {what: path for what, path in paths.items() if path})
         self._is_finished = False
@@ -69,16 +69,16 @@ class Run:
                     if contestants:
                         self._case(case, contestants)
 
-    def _case(self, case: Case, contestants: Sequence[Contestant]) -> None:
+    def _case(self, case: BenchCase, contestants: Sequence[Contestant]) -> None:
         """Measure one case at every size."""
         if len(self.options.tests) > 1:
             self.say(["#", f"# {case.test}"])
         self.say(table.titles(self.options, self.several))
         for nbytes in self.options.sizes if case.test != "barrier" else self.options.sizes[:1]:
             self._lines(contestants, self._data(case, nbytes))
-            self.progress.done(nbytes + SMALL, f"{case.test} of {nbytes} bytes")
+            self.progress.done(nbytes + BARRIER_BYTES, f"{case.test} of {nbytes} bytes")
 
-    def _data(self, case: Case, nbytes: int) -> Data:
+    def _data(self, case: BenchCase, nbytes: int) -> Data:
         flags, device = self.options.flags, self.bench.device
         calls = flags.agg_iters * burst(self.options, device.name, nbytes)
         return Data(case, self.comm.rank, case.count(nbytes), device, calls=calls, shift=flags.unalign,
@@ -142,8 +142,8 @@ class Run:
 # The record of a run; the keys are explained in `records`
 
 
-def result_of(case: Case, count: int, options: Options, ours: tuple[str, Measured], peers: Mapping[str, Measured],
-           copy: machine.Copy) -> dict[str, Any]:
+def result_of(case: BenchCase, count: int, options: Settings, ours: tuple[str, Measured], peers: Mapping[str, Measured],
+           copy: machine.CopySpeed) -> dict[str, Any]:
     """Return the result of one line; `ours` is an algorithm's name and its measurement, `peers` likewise."""
     name, measured = ours
     clock = "cpu_time" if options.flags.report_cputime else "time"
@@ -186,7 +186,7 @@ def means(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str,
             for peer, tests in ratios.items()}
 
 
-def opening(options: Options, places: Sequence[machine.Place], facts: Mapping[str, Any], arguments: Sequence[str],
+def opening(options: Settings, places: Sequence[machine.RankPlace], facts: Mapping[str, Any], arguments: Sequence[str],
             environment: Sequence[str]) -> dict[str, Any]:
     """Return the record at the beginning of a run."""
     flags = options.flags
@@ -206,7 +206,7 @@ def opening(options: Options, places: Sequence[machine.Place], facts: Mapping[st
                         "left_out": [], "ratios": {}, "interrupted": False}}
 
 
-def closing(options: Options, wrong: int, bandwidth: float, errors: Sequence[str]) -> dict[str, Any]:
+def closing(options: Settings, wrong: int, bandwidth: float, errors: Sequence[str]) -> dict[str, Any]:
     """Return the entries added to the record at the end of a run."""
     okay = "unchecked" if options.floor is None else truth(bandwidth >= options.floor)
     return {"out_of_bounds": {"count": wrong, "okay": truth(not wrong)},

@@ -15,14 +15,14 @@ import gpucoll as gc
 from gpucoll.simulator import DEFAULT, Level, shipped, simulate
 from gpucoll.training import SGD, ParameterServer
 
-from .contestants import LeftOut
+from .contestants import LeftOutPeer
 from .training import MIB, medians
 
-STEPS = 4  # of each contestant per round, after a warm-up
-NEAR = 1.1  # times up to this factor above the best split are considered equal
+TIMED_STEPS = 4  # of each contestant per round, after a warm-up
+TIE_FACTOR = 1.1  # times up to this factor above the best split are considered equal
 
 
-class Row(NamedTuple):
+class SplitRow(NamedTuple):
     """A split of the ranks and the cost of a step: bytes into and out of the busiest server and a worker, and ms."""
 
     servers: int
@@ -36,20 +36,20 @@ def measure(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
     """Return measured and simulated times and the traffic of a synchronous step, for every number of servers."""
     ranks, elements = comm.size, options.bytes // 4
     if ranks < 2:
-        raise LeftOut("servers: at least one rank must be a server, and one a worker")
+        raise LeftOutPeer("servers: at least one rank must be a server, and one a worker")
     nbytes, x, splits = 4 * elements, numpy.ones(elements, "f4"), range(1, ranks)
     times: dict[int | str, list[float]] = {way: [] for way in (*splits, "ring", "auto")}
     moved: dict[int, tuple[int, ...]] = {}
     calls = {name: functools.partial(comm.all_reduce, x, out=x, op="avg", algorithm=name) for name in ("ring", "auto")}
-    for _ in range(-(-options.repeats // STEPS)):
+    for _ in range(-(-options.repeats // TIMED_STEPS)):
         for servers in splits:
             some, moved[servers] = steps(comm, servers, elements)
             times[servers] += some
-        for name, ms in medians(comm, calls, STEPS).items():
+        for name, ms in medians(comm, calls, TIMED_STEPS).items():
             times[name].append(ms)
     measured = {way: statistics.median(each) for way, each in times.items()}
     level = shipped(DEFAULT).levels[0]
-    rows = [Row(servers, ranks - servers, moved[servers], measured[servers],
+    rows = [SplitRow(servers, ranks - servers, moved[servers], measured[servers],
                 foretold(level, servers, ranks - servers, nbytes)) for servers in splits]
     ring = simulate("all_reduce", "ring", ranks, nbytes).seconds * 1e3
     each = 2 * (ranks - 1) / ranks * nbytes / MIB
@@ -72,7 +72,7 @@ def steps(comm: gc.Communicator, servers: int, elements: int) -> tuple[list[floa
     if place.is_server:
         place.serve()
     else:
-        for _ in range(1 + STEPS):
+        for _ in range(1 + TIMED_STEPS):
             began = time.perf_counter()
             place.pull()
             place.push(gradient)
@@ -80,7 +80,7 @@ def steps(comm: gc.Communicator, servers: int, elements: int) -> tuple[list[floa
         place.done()
     traffic, clocks = zip(*comm.mpi.allgather((place.traffic, seconds[1:])), strict=True)
     workers = comm.size - servers
-    moved = tuple(traffic[rank][way] // (1 + STEPS) for rank in (workers, 0) for way in ("in", "out"))
+    moved = tuple(traffic[rank][way] // (1 + TIMED_STEPS) for rank in (workers, 0) for way in ("in", "out"))
     return [max(each) * 1e3 for each in zip(*clocks[:workers], strict=True)], moved
 
 
@@ -94,10 +94,10 @@ def foretold(level: Level, servers: int, workers: int, nbytes: int) -> float:
     return (seconds + workers / servers * nbytes * level.gamma) * 1e3
 
 
-def verdict(rows: Sequence[Row], ring: float) -> str:
+def verdict(rows: Sequence[SplitRow], ring: float) -> str:
     """Return the verdict on the rule: few servers are the bottleneck, about as many servers as workers match a ring."""
     best, rule = min(row.simulated for row in rows), [row.servers for row in rows if row.servers >= row.workers]
-    good = [row for row in rows if row.simulated <= NEAR * best]
+    good = [row for row in rows if row.simulated <= TIE_FACTOR * best]
     narrow = [row.servers for row in rows if row.moved[0] > row.moved[2]]
     return (f"With {listed(narrow)} servers their links are the bottleneck, and a step takes up to "
             f"{max(row.simulated for row in rows) / ring:.1f} times as long as a ring's; with "

@@ -8,7 +8,7 @@ from typing import Any
 import gpucoll as gc
 from gpucoll.training import Adam, DataParallel, Linear, Mesh, ParameterServer, ZeRO, shard
 
-Step = Callable[[], None]
+StepCall = Callable[[], None]
 
 
 class Watched(Adam):
@@ -38,7 +38,7 @@ def gradients(up: Any, down: Any, x: Any) -> dict[str, Any]:
     return {"down": (x @ up).T @ error, "up": x.T @ (error @ down.T)}
 
 
-def data_parallel(comm: gc.Communicator, weights: Any, adam: Watched, x: Any) -> Step:
+def data_parallel(comm: gc.Communicator, weights: Any, adam: Watched, x: Any) -> StepCall:
     trainer = DataParallel(weights, comm)
 
     def step() -> None:
@@ -50,8 +50,8 @@ def data_parallel(comm: gc.Communicator, weights: Any, adam: Watched, x: Any) ->
     return step
 
 
-def zero(stage: int) -> Callable[..., Step]:
-    def begin(comm: gc.Communicator, weights: Any, adam: Watched, x: Any) -> Step:
+def zero(stage: int) -> Callable[..., StepCall]:
+    def begin(comm: gc.Communicator, weights: Any, adam: Watched, x: Any) -> StepCall:
         trainer = ZeRO(weights, comm, adam, stage)
         adam.memory = trainer.memory
 
@@ -70,7 +70,7 @@ def zero(stage: int) -> Callable[..., Step]:
     return begin
 
 
-def linear(comm: gc.Communicator, weights: Any, adam: Watched, x: Any) -> Step:
+def linear(comm: gc.Communicator, weights: Any, adam: Watched, x: Any) -> StepCall:
     mesh = Mesh(comm, (comm.size,), ("model",))
     up, down = (Linear(shard(weights[name], mesh, spec)) for name, spec in (("up", (None, "model")),
                                                                             ("down", ("model", None))))
@@ -85,7 +85,7 @@ def linear(comm: gc.Communicator, weights: Any, adam: Watched, x: Any) -> Step:
     return step
 
 
-def worker(place: ParameterServer, x: Any) -> Step:
+def worker(place: ParameterServer, x: Any) -> StepCall:
     def step() -> None:
         place.push(gradients(**place.pull(), x=x))
 

@@ -29,7 +29,7 @@ from gpucoll.training import ParameterServer
 
 from . import steps
 
-ROWS = 64  # samples per rank
+SAMPLES = 64  # samples per rank
 # Bytes sent in a step and kept, on P ranks: b bytes of parameters, k of Adam's state, a of the reduced activations.
 FORMULAS = {
     "DataParallel": ("2 * (P - 1) / P * b", "2 * b + k"),
@@ -70,7 +70,7 @@ def counting() -> Iterator[list[Fraction]]:
         yield sent
 
 
-def measure(step: steps.Step, repeats: int) -> Fraction:
+def measure(step: steps.StepCall, repeats: int) -> Fraction:
     """Return the bytes sent by a step; a first step is not counted."""
     step()
     with counting() as sent:
@@ -109,7 +109,7 @@ def main() -> int:
         chance, width = numpy.random.default_rng(0), options.width
         shapes = {"up": (width, 4 * width), "down": (4 * width, width)}
         weights = {name: chance.standard_normal(shape, "f4") / width for name, shape in shapes.items()}
-        x = chance.standard_normal((ROWS, width), "f4")
+        x = chance.standard_normal((SAMPLES, width), "f4")
         found, b = [*rows(comm, weights, x, options.steps)], steps.nbytes(weights)
     names, wrong = {"P": comm.size, "a": x.nbytes, "b": b, "k": 2 * b}, 0
     lines = [f"| P = {comm.size}, b = {b:,}, k = {2 * b:,}, a = {x.nbytes:,} | bytes sent | formula | bytes kept "

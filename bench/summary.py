@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy
 
-from .records import PLACEMENTS
+from gpucoll.core.dtypes import Array
 
-Array: TypeAlias = numpy.ndarray[Any, Any]
+from .records import PLACEMENTS
 
 Result = Mapping[str, Any]  # of a record
 FEWEST = 5  # repetitions of both files, for a verdict on the page

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import IO, Any
 
-from .arguments import Options
-from .machine import Place
+from .arguments import Settings
+from .machine import RankPlace
 from .records import PLACEMENTS
 
 Result = Mapping[str, Any]  # of a record: see `records`
-LEFT = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
-SIDE = "  {:>7}  {:>6}  {:>6}  {:>6}"
+LEFT_COLUMNS = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
+SIDE_COLUMNS = "  {:>7}  {:>6}  {:>6}  {:>6}"
 SPREAD = "  {:>7}  {:>7}  {:>7}  {:>7}"
 BLOCKING = ("", "wait and barrier after each inner iteration (-m)", "wait after each inner iteration (-m), no barrier",
             "wait and barrier after each outer iteration (-n); time excludes barrier")
@@ -41,7 +41,7 @@ def line(result: Result, *, spread: bool = False, stamp: str = "", name: str = "
     text = "{size:>12}  {count:>12}  {type:>8}  {redop:>6}  {root:>6}".format_map(result)
     for placement in PLACEMENTS:
         body = result[placement]
-        text += SIDE.format(number(body.get("time", body.get("cpu_time")), 7), number(body["alg_bw"], 6),
+        text += SIDE_COLUMNS.format(number(body.get("time", body.get("cpu_time")), 7), number(body["alg_bw"], 6),
                             number(body["bus_bw"], 6), "N/A" if body["nwrong"] is None else f"{body['nwrong']:g}")
         if spread:
             statistics = result[f"{placement}_per_iter"]
@@ -49,7 +49,7 @@ def line(result: Result, *, spread: bool = False, stamp: str = "", name: str = "
     return text + (f"{stamp:>21}" if stamp else "") + (f"  {name}" if name else "")
 
 
-def header(options: Options, versions: Mapping[str, str], places: Sequence[Place]) -> list[str]:
+def header(options: Settings, versions: Mapping[str, str], places: Sequence[RankPlace]) -> list[str]:
     """Return the lines before the titles."""
     flags = options.flags
     step = f"{flags.stepfactor}(factor)" if flags.stepfactor > 1 else f"{flags.stepbytes}(bytes)"
@@ -67,7 +67,7 @@ def header(options: Options, versions: Mapping[str, str], places: Sequence[Place
     ]
 
 
-def titles(options: Options, several: bool) -> list[str]:
+def titles(options: Settings, several: bool) -> list[str]:
     """Return the title lines above the columns."""
     flags = options.flags
     spread, stamped = bool(flags.per_iter_timing), bool(flags.report_timestamps)
@@ -78,8 +78,8 @@ def titles(options: Options, several: bool) -> list[str]:
              ("i_min", "i_max", "i_p99", "i_cv%"), "timestamp", "algorithm"),
             (("(B)", "(elements)", "", "", ""), ("(us)", "(GB/s)", "(GB/s)", ""), ("(us)", "(us)", "(us)", "(%)"),
              STAMP, "")]
-    return ["#", LEFT.format("", "", "", "", "") + over,
-            *(LEFT.format(*left) + (SIDE.format(*side) + (SPREAD.format(*more) if spread else "")) * 2
+    return ["#", LEFT_COLUMNS.format("", "", "", "", "") + over,
+            *(LEFT_COLUMNS.format(*left) + (SIDE_COLUMNS.format(*side) + (SPREAD.format(*more) if spread else "")) * 2
               + (f" {at:>19}" if stamped else " ") + (f" {last}" if several else "")
               for left, side, more, at, last in rows)]
 
@@ -115,7 +115,7 @@ def average(results: Sequence[Result]) -> float:
     return math.fsum(busbw) / len(busbw) if busbw else 0.0
 
 
-def footer(options: Options, wrong: int, bandwidth: float) -> list[str]:
+def footer(options: Settings, wrong: int, bandwidth: float) -> list[str]:
     """Return the lines after the data."""
     verdict = "" if options.floor is None else "FAILED" if bandwidth < options.floor else "OK"
     return [f"# {'Out of bounds values':<20} : {wrong} {'FAILED' if wrong else 'OK'}",
@@ -123,7 +123,7 @@ def footer(options: Options, wrong: int, bandwidth: float) -> list[str]:
             f"# Collective test concluded: {options.flags.test}", "#"]
 
 
-class Progress:
+class ProgressBar:
     """Shows the finished share of a run's work, and the estimated time for the rest.
 
     `total` is the sum of all weights passed to `done`; None for a run without end.

@@ -7,12 +7,12 @@ from html import escape
 
 from gpucoll.lab.sizes import byte_text
 
-from .curves import Panel, Side
+from .curves import CurveSide, Panel
 from .records import PLACEMENTS
 from .summary import FEWEST, change
 
-NOTHING, BY = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"  # a missing number; the unit of ratios
-WORDS = {"algorithm", "verdict", "collective", "host", "device", "address", "processor or GPU"}  # columns of text
+NO_NUMBER, BY = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"  # a missing number; the unit of ratios
+TEXT_COLUMNS = {"algorithm", "verdict", "collective", "host", "device", "address", "processor or GPU"}  # of text
 VERDICTS = {"faster": '<b class="good">faster</b>', "slower": '<b class="bad">slower</b>',
             "alike": "no clear difference", "": "too few repetitions"}
 
@@ -22,7 +22,7 @@ def table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[str]], ab
 
     A title may end in a bar and its unit; `above` is a row over the titles.
     """
-    kinds = [' class="text"' if title in WORDS else "" for title in titles]
+    kinds = [' class="text"' if title in TEXT_COLUMNS else "" for title in titles]
     heads = "".join(f'<th scope="col"{kind}>{name}{unit and f" <small>{unit}</small>"}</th>' for kind, (name, _, unit)
                     in zip(kinds, (title.partition("|") for title in titles), strict=True))
     body, part = [], None
@@ -49,20 +49,20 @@ def results(panel: Panel, letters: Sequence[str]) -> str:
             for row in panel.rows for placement in row.sides}
     rows = []
     for row in sorted(panel.rows, key=lambda row: (row.size, row.file, row.peer)):
-        out, *rest = ([NOTHING] * len(figures) if side is None else
+        out, *rest = ([NO_NUMBER] * len(figures) if side is None else
                       _figures(side, best[row.size, placement]) for placement in PLACEMENTS
                       for side in [row.sides.get(placement)])
         side = row.sides.get(PLACEMENTS[0])
         rows.append([
             byte_text(row.size), f"{row.elements:,}", named(row.name, letters[row.file]), *out,
-            digits(100 * side.busbw / row.bound) if side and row.bound else NOTHING,
-            *(f"{row.ratios[peer]:.2f}" if peer in row.ratios else NOTHING for peer in peers), microseconds(row.skew),
-            NOTHING if row.late is None else escape(str(row.late)), *rest[0]])
+            digits(100 * side.busbw / row.bound) if side and row.bound else NO_NUMBER,
+            *(f"{row.ratios[peer]:.2f}" if peer in row.ratios else NO_NUMBER for peer in peers), microseconds(row.skew),
+            NO_NUMBER if row.late is None else escape(str(row.late)), *rest[0]])
     return table(f"Every measurement: {panel.title}", ["size", "count", "algorithm", *figures, *own, *figures], rows,
                  f'<tr class="above">{above}</tr>')
 
 
-def _figures(side: Side, best: float) -> list[str]:
+def _figures(side: CurveSide, best: float) -> list[str]:
     """Return the cells of one placement; a bar behind the bandwidth shows the ratio to the best of the size."""
     part = best / side.time if side.time else 0.0
     busbw = f"<b>{digits(side.busbw)}</b>" if part == 1 else digits(side.busbw)
@@ -78,7 +78,7 @@ def named(name: str, letter: str) -> str:
 
 def microseconds(time: float | None) -> str:
     """Return a time in us, with two decimals for short times."""
-    return NOTHING if time is None else f"{time:,.{2 if time < 100 else 1 if time < 1000 else 0}f}"
+    return NO_NUMBER if time is None else f"{time:,.{2 if time < 100 else 1 if time < 1000 else 0}f}"
 
 
 def digits(value: float) -> str:
@@ -105,7 +105,7 @@ def differences(panel: Panel, later: int, letters: Sequence[str]) -> str:
         is_sure, ratio = min(len(old.times), len(new.times)) >= FEWEST, one.interval
         verdicts.append((row.peer, one.verdict() if is_sure else "alike"))
         rows.append([byte_text(row.size), escape(row.name), microseconds(one.old), microseconds(one.new),
-                     f"{1 / ratio.ratio:.3f}", f"{1 / ratio.high:.3f} … {1 / ratio.low:.3f}" if is_sure else NOTHING,
+                     f"{1 / ratio.ratio:.3f}", f"{1 / ratio.high:.3f} … {1 / ratio.low:.3f}" if is_sure else NO_NUMBER,
                      VERDICTS[one.verdict() if is_sure else ""]])
     if not rows:
         return ""

@@ -10,10 +10,10 @@ from typing import Any
 
 import gpucoll as gc
 
-from .contestants import LeftOut
+from .contestants import LeftOutPeer
 from .training import MIB, medians
 
-SIZES = (4 << 10, MIB, 16 * MIB)
+BACKEND_SIZES = (4 << 10, MIB, 16 * MIB)
 
 
 def measure(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
@@ -22,14 +22,14 @@ def measure(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
         import torch
         import torch.distributed as dist
     except ImportError as error:
-        raise LeftOut("PyTorch is not installed: pip install torch") from error
+        raise LeftOutPeer("PyTorch is not installed: pip install torch") from error
     importlib.import_module("gpucoll.torch")  # registers the backend
     torch.set_num_threads(1)
     dist.init_process_group("gpucoll")
     groups = {"gpucoll": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
     lines = [f"dist.all_reduce of float32, {comm.size} ranks, PyTorch {torch.__version__}, {options.repeats} repeats",
              f"{'bytes':>12} {'gpucoll ms':>11} {'gloo ms':>9} {'ratio':>6}"]
-    for nbytes in SIZES:
+    for nbytes in BACKEND_SIZES:
         x = torch.zeros(nbytes // 4)
         calls = {name: functools.partial(dist.all_reduce, x, group=group) for name, group in groups.items()}
         lines.append(_line(f"{nbytes:12}", medians(comm, calls, options.repeats)))

@@ -18,35 +18,28 @@ import functools
 import importlib
 import itertools
 import statistics
-import time
 from collections.abc import Callable, Mapping
 
 import numpy
 
 import gpucoll as gc
 from gpucoll.block_scaled import FORMATS, BlockScaledCollectives
+from gpucoll.calibration.measure import in_turn
 from gpucoll.lab.sizes import byte_size
 from gpucoll.launch.arguments import Parser, at_least, refuse
 from gpucoll.training import DataParallel
 
-from .contestants import LeftOut
+from .contestants import LeftOutPeer
 
-PROGRAM = "bench.training"
+TRAINING_COMMAND = "bench.training"
 MIB = 1 << 20
 BATCH = 256  # the batch for timing the computing, before the final batch is chosen
 
 
 def medians(comm: gc.Communicator, calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
     """Return the median milliseconds of each call, by the slowest rank's clock; the first calls warm up."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(1 + repeats):
-        for name, call in calls.items():
-            comm.barrier()
-            began = time.perf_counter()
-            call()
-            took = numpy.array([time.perf_counter() - began])
-            found[name].append(float(comm.all_reduce(took, op="max")[0]) * 1e3)
-    return {name: statistics.median(each[1:]) for name, each in found.items()}
+    taken = in_turn(comm.mpi, [*calls.values()], 1 + repeats)
+    return {name: 1e3 * statistics.median(each[1:]) for name, each in zip(calls, taken, strict=True)}
 
 
 def buckets(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
@@ -105,7 +98,7 @@ class Perceptron:
                 slope, other = numpy.multiply(other, x > 0, out=other), slope
 
 
-class Step:
+class TrainingStep:
     """A step of data parallel training, and its parts."""
 
     def __init__(self, comm: gc.Communicator, options: argparse.Namespace, batch: int) -> None:
@@ -143,10 +136,10 @@ def overlap(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
     """
     batch = options.batch
     if batch is None:
-        step = Step(comm, options, BATCH)
+        step = TrainingStep(comm, options, BATCH)
         alone = medians(comm, {"forward": step.forward, "compute": step.compute, "comm": step.communicate}, 3)
         batch = max(1, round(BATCH * alone["comm"] / (alone["compute"] - alone["forward"])))
-    step = Step(comm, options, batch)
+    step = TrainingStep(comm, options, batch)
     calls = {"forward": step.forward, "compute": step.compute, "communication": step.communicate, "step": step.whole}
     times = medians(comm, calls, options.repeats)
     most = max(times["compute"], times["communication"])
@@ -180,7 +173,7 @@ def formats(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
 
 def main() -> None:
     """Run one of the measurements, under mpiexec."""
-    parser = Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog=TRAINING_COMMAND, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     kinds = {"buckets": buckets, "overlap": overlap, "formats": formats}
     add("what", nargs="?", choices=(*kinds, "ddp", "backend", "servers"), default="buckets")
@@ -203,8 +196,8 @@ def main() -> None:
             measure = kinds.get(options.what) or importlib.import_module(
                 f".{apart[options.what]}", __package__).measure
             lines = measure(comm, options)
-        except (LeftOut, gc.ArgumentError) as error:  # the same error on every rank
-            refuse(PROGRAM, str(error))
+        except (LeftOutPeer, gc.ArgumentError) as error:  # the same error on every rank
+            refuse(TRAINING_COMMAND, str(error))
         if comm.rank == 0:
             print("\n".join(lines))
 

@@ -41,10 +41,10 @@ from gpucoll.core.ops import op_of
 from gpucoll.core.schedule import Round, Rounds, Schedule, Send, Slice, ends
 from gpucoll.core.signature import Signature, code_of_difference
 from gpucoll.core.topology import factors, group, in_order_tree, members_of
-from gpucoll.core.transfers import Message, Transfers, backwards
+from gpucoll.core.transfers import PieceMessage, Transfers, backwards
 from gpucoll.device.array_kernels import kernels_of
 from gpucoll.device.launch import Quantised
-from gpucoll.device.sources import MOMENTS, SHORT
+from gpucoll.device.sources import MOMENTS, SHORT_FLOATS
 from gpucoll.executors import INSIDE, Call, CallRequest, Executor, ReadyCall, call_site
 from gpucoll.health.farewell import Farewell
 from gpucoll.launch import bootstrap

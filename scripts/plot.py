@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpucoll.bench.plot import SETTINGS, save
+from gpucoll.bench.plot import PLOT_SETTINGS, save
 from gpucoll.bench.plot import check as check_kind
 
 from gpucoll.lab.document import LINES
@@ -28,7 +28,7 @@ def draw(steps: Sequence[Step], steps_per_epoch: int, path: Path) -> None:
     epochs: dict[int, list[Step]] = {}
     for step in steps:
         epochs.setdefault(-(-step.step // steps_per_epoch), []).append(step)
-    with rc_context(SETTINGS):
+    with rc_context(PLOT_SETTINGS):
         whole = Figure(figsize=(11, 4), layout="constrained")
         left, right = whole.subplots(1, 2)
         left.plot([step.step for step in steps], [step.loss for step in steps], color=LINES[0], linewidth=1)

@@ -29,7 +29,7 @@ def main() -> int:
     folder = Path(sys.argv[1], FOLDER)
     # The tests import helpers by Ray's name. The installed Ray has none of these, nor do its workers.
     ray.util.collective.__path__.append(str(folder))
-    Backend.GLOO = Backend.NCCL = gpucoll.ray.NAME
+    Backend.GLOO = Backend.NCCL = gpucoll.ray.BACKEND
     gpucoll.ray.register()
     from ray.util.collective.tests import cpu_util
 

@@ -168,8 +168,7 @@ def main():
             verdicts.append(verdict)
             reporting.write("caught" if verdict.planted and verdict.caught else "missed", verdict.fault.name)
             caught = verdict.caught if verdict.planted else f"(cannot be planted: {verdict.caught})"
-            print(f"{name_of(verdict.fault)} | {caught or 'NOT CAUGHT'} | {verdict.seconds:.0f} s",
-                  flush=True)
+            print(f"{name_of(verdict.fault)} | {caught or 'NOT CAUGHT'} | {verdict.seconds:.0f} s", flush=True)
             if options.record:
                 record(verdicts)
     return conclude(verdicts)

@@ -28,9 +28,9 @@ from gpucoll.core.ops import op_of
 from gpucoll.core.schedule import Copy, Rounds, Schedule, Slice, by_chunks, moved
 from gpucoll.core.topology import hops, node_shape
 from gpucoll.errors import ArgumentError, nearest
-from gpucoll.verify.user import MOST_CHUNKS, Claim, as_proved, counted, proved
+from gpucoll.verify.user import CHUNK_LIMIT, Claim, as_proved, counted, proved
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+FORMULA_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": min,
     "max": max,
     "lg": lambda x: int(x).bit_length() - 1,
@@ -58,7 +58,7 @@ def evaluate(formula: str, **values: Any) -> Any:
     >>> evaluate("lg(2 * P - 1)", P=5), evaluate("(two(P), rest(P), ones(P), hops(P))", P=6)
     (3, (4, 2, 7, 3))
     """
-    return eval(_compiled(formula), {"__builtins__": {}, **FUNCTIONS}, values)
+    return eval(_compiled(formula), {"__builtins__": {}, **FORMULA_FUNCTIONS}, values)
 
 
 @functools.cache  # threads as ranks ask for the same costs
@@ -111,7 +111,7 @@ class Traits(NamedTuple):
     in_nccl: str = ""
 
 
-PLAIN = Traits()
+NO_TRAITS = Traits()
 Make: TypeAlias = Callable[..., Rounds]
 Nodes: TypeAlias = tuple[int, ...] | None  # the node of each rank
 
@@ -119,7 +119,7 @@ Nodes: TypeAlias = tuple[int, ...] | None  # the node of each rank
 class Algorithm(NamedTuple):
     """An algorithm for a collective.
 
-    `alike` is a formula of P, true where `make` also takes an array of ranks (see `all_ranks`). `bind` returns the
+    `vectorised` is a formula of P, true where `make` also takes an array of ranks (see `all_ranks`). `bind` returns the
     algorithm with the parameters given in the name, and `variants` yields the possible parameters for a number of
     ranks. `unfit` returns the reason why the algorithm cannot run on a number of ranks and nodes, or None. With
     `in_rank_order` the inputs are combined in rank order, so all ranks form the same bits; with `at_once` also by a
@@ -133,14 +133,14 @@ class Algorithm(NamedTuple):
     chunks: str
     cost: Cost
     options: frozenset[str]
-    alike: str = "0"
+    vectorised: str = "0"
     bind: Callable[[Algorithm, str], Algorithm] | None = None
     variants: Callable[[str, int], Iterable[str]] | None = None
     unfit: Callable[[int, Nodes], str | None] = lambda size, nodes: None
     in_rank_order: bool = False
     at_once: bool = False
     own: bool = False
-    traits: Traits = PLAIN
+    traits: Traits = NO_TRAITS
 
     def pieces(self, segments: int) -> int:
         """Return the number of segments in use: 1 where the algorithm is not pipelined."""
@@ -157,7 +157,7 @@ class Algorithm(NamedTuple):
             return evaluate(self.chunks, **values)
         try:
             chunks = operator.index(evaluate(self.chunks, **values))
-            if not 1 <= chunks <= MOST_CHUNKS:
+            if not 1 <= chunks <= CHUNK_LIMIT:
                 raise ValueError(chunks)
         # A user's formula may raise any exception.
         except Exception as error:
@@ -191,7 +191,7 @@ class Algorithm(NamedTuple):
 
 MOST_SEGMENTS = 32
 DEVICES = ("cpu", "cuda", "emulated")  # every schedule runs on each device
-OPTIONS = frozenset({"root", "segments", "nodes"})
+SCHEDULE_OPTIONS = frozenset({"root", "segments", "nodes"})
 _REGISTRY: dict[tuple[str, str], Algorithm] = {}
 # User algorithms with schedules already made: a second registration would leave ranks with different schedules.
 _USED: set[tuple[str, str]] = set()
@@ -199,9 +199,9 @@ _PHASES: dict[tuple[str, str], Make] = {}
 
 
 def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = "", sent: str = "", received: str = "",
-              reduced: str = "0", gaps: str = "0", chunks: str | int = "P * S", alike: str = "0", bind: Any = None,
+              reduced: str = "0", gaps: str = "0", chunks: str | int = "P * S", vectorised: str = "0", bind: Any = None,
               variants: Any = None, unfit: Any = None, in_rank_order: str = "0",
-              traits: Any = PLAIN) -> Callable[[Make], Make]:
+              traits: Any = NO_TRAITS) -> Callable[[Make], Make]:
     """Register the decorated generator of rounds for `collective`; see `Algorithm` and `Cost`.
 
     The generator is called with `rank`, `size` >= 2, and `root`, `segments` and `nodes` if it accepts them. A user's
@@ -221,11 +221,11 @@ def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = 
 
     def register(make: Make) -> Make:
         module, _, file = getattr(make, "__module__", "").rpartition(".")
-        entry = Algorithm(collective, file, make, str(chunks), cost, frozenset(), alike, bind, variants,
+        entry = Algorithm(collective, file, make, str(chunks), cost, frozenset(), vectorised, bind, variants,
                           in_rank_order=in_rank_order != "0", at_once=in_rank_order == "1", traits=traits)
         if module != __name__:
             entry = _own(entry._replace(name=name or getattr(make, "__name__", ""), own=True))
-        options = OPTIONS & parsing.signature_of(make).parameters.keys()
+        options = SCHEDULE_OPTIONS & parsing.signature_of(make).parameters.keys()
         entry = entry._replace(options=options, unfit=unfit or entry.unfit)
         if COLLECTIVES[collective].rooted and "root" not in entry.options:
             entry = entry._replace(make=_for_any_root(entry), options=entry.options | {"root"})
@@ -240,13 +240,13 @@ def _own(entry: Algorithm) -> Algorithm:
     """Return the row of a user's algorithm, checked; raise ArgumentError."""
     try:
         parameters = list(parsing.signature_of(entry.make).parameters.values())
-        needed = [one.name for one in parameters if one.default is one.empty and one.name not in OPTIONS
+        needed = [one.name for one in parameters if one.default is one.empty and one.name not in SCHEDULE_OPTIONS
                   and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     except (TypeError, ValueError):
         needed = []
     if needed[:2] != ["rank", "size"] or len(needed) > 2:
         raise ArgumentError(f"{entry.make!r} is not a generator f(rank, size, ...) of rounds; further parameters can "
-                            f"be {', '.join(sorted(OPTIONS))}, and parameters with a default", code="GC-ALGO")
+                            f"be {', '.join(sorted(SCHEDULE_OPTIONS))}, and parameters with a default", code="GC-ALGO")
     taken = {name for (_, name), other in registry().items() if not other.own} | {"auto", "native", "all"}
     if entry.name in taken or not entry.name.isidentifier():
         raise ArgumentError(f"a user's algorithm cannot be named {entry.name!r}: "
@@ -255,10 +255,10 @@ def _own(entry: Algorithm) -> Algorithm:
     if (entry.collective, entry.name) in _USED:
         raise ArgumentError(f"{entry.collective}: {entry.name} is in use and cannot be replaced; give the new "
                             'algorithm another name, as in @algorithm("all_reduce", "mine")', code="GC-ALGO")
-    if entry.alike != "0":
+    if entry.vectorised != "0":
         raise ArgumentError(f"{entry.collective}: {entry.name}: a user's algorithm is generated for each rank "
-                            "separately; omit alike", code="GC-ALGO")
-    if entry.traits != PLAIN:
+                            "separately; omit vectorised", code="GC-ALGO")
+    if entry.traits != NO_TRAITS:
         raise ArgumentError(f"{entry.collective}: {entry.name}: traits are for the library's own algorithms; "
                             "omit traits", code="GC-ALGO")
     if entry.cost is not COUNTED:
@@ -434,7 +434,7 @@ def schedules(collective: str, algorithm: str, *, size: int, **options: Any) -> 
 
 
 def all_ranks(collective: str, algorithm: str, *, size: int, segments: int = 1) -> Schedule | None:
-    """Return a single schedule for all ranks, or None where the ranks need separate generators (`alike` is false).
+    """Return a single schedule for all ranks, or None where the ranks need separate generators (`vectorised` is false).
 
     Numbers in the steps, `Slice.count` included, may be arrays with an entry for each rank. An array entry of 0 in
     `Slice.count` means: this rank has no such step. A plain 0 is a real step with an empty message, as in a barrier.
@@ -445,7 +445,7 @@ def all_ranks(collective: str, algorithm: str, *, size: int, segments: int = 1) 
     entry = find(collective, algorithm)
     _check_numbers(0, size, 0, segments)
     group, count = node_shape(size, None)
-    if size == 1 or not evaluate(entry.alike, P=size, G=group, M=count):
+    if size == 1 or not evaluate(entry.vectorised, P=size, G=group, M=count):
         return None
     return _make(entry, numpy.arange(size), size, 0, segments, None)
 

@@ -16,9 +16,9 @@ from gpucoll.algorithms import Traits, algorithm, find
 from gpucoll.core.schedule import Rounds, moved, together, within
 
 
-@algorithm("all_reduce", chunks="2 * P * S", alike="1", rounds="2 * (P - 1)", path="(1 + (P == 2)) * (P - 1) * N / P",
-           sent="2 * (P - 1) * N / P", reduced="(P - 1) * N / P", gaps="2 * (P > 2) * (P - 1)",
-           traits=Traits(1 << 22, by_block=True))
+@algorithm("all_reduce", chunks="2 * P * S", vectorised="1", rounds="2 * (P - 1)",
+           path="(1 + (P == 2)) * (P - 1) * N / P", sent="2 * (P - 1) * N / P", reduced="(P - 1) * N / P",
+           gaps="2 * (P > 2) * (P - 1)", traits=Traits(1 << 22, by_block=True))
 def bidirectional_ring_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on every rank; the second ring numbers the ranks in reverse.
 

@@ -34,15 +34,15 @@ from gpucoll.algorithms import Traits, algorithm, find
 from gpucoll.core import branches
 from gpucoll.core.branches import Branch
 from gpucoll.core.schedule import Buffer, Copy, Recv, RecvReduce, Rounds, Send, Slice, moved, within, wrapped
-from gpucoll.core.topology import Fold, Part, fold, folded, folded_all_gather, folded_reduce_scatter, rho, zigzag
+from gpucoll.core.topology import Fold, PartSlice, fold, folded, folded_all_gather, folded_reduce_scatter, rho, zigzag
 
 LOG, NEAR = "lg(2 * P - 1)", Traits(groups=True)
 WHOLE: dict[str, Any] = {"chunks": "1", "rounds": LOG, "path": f"{LOG} * N", "traits": NEAR}
 BLOCKS: dict[str, Any] = {"chunks": "P", "rounds": LOG, "path": "(P - 1) * N / P", "traits": NEAR}
 LESS, MORE = "P // 2 * N / P", "(P - 1) * N / P"  # half of all blocks; all blocks but the root's own
 # The steps of a butterfly, 1 where rank 0 hands over to rank 1, and one more than the most steps that its block takes
-STEPS, ODD, MOVES = "lg(2 * even(P) - 1)", "(P - even(P))", "lg(3 * even(P) - 1)"
-HALVES = "2 * (even(P) - 1) * N / even(P)"
+BUTTERFLY, ODD, HANDED = "lg(2 * even(P) - 1)", "(P - even(P))", "lg(3 * even(P) - 1)"
+SHARED = "2 * (even(P) - 1) * N / even(P)"
 
 
 def branch(rank: int, size: int) -> Branch:
@@ -116,10 +116,10 @@ def bine_gather(rank: int, size: int, root: int = 0) -> Rounds:
     return branches.gather(branch, rank, size, root)
 
 
-@algorithm("reduce_scatter", chunks="P", alike="P % 2 == 0", rounds=f"{STEPS} + 2 * {ODD}",
-           path=f"(P - 1 + {ODD} * ({MOVES} + P - 1)) * N / P", sent=f"(P - 1 + {ODD}) * N / P",
-           received=f"(P - 1 + {ODD} * ({MOVES} + P - 2)) * N / P",
-           reduced=f"(P - 1 + {ODD} * ({MOVES} + P - 2)) * N / P", traits=NEAR)
+@algorithm("reduce_scatter", chunks="P", vectorised="P % 2 == 0", rounds=f"{BUTTERFLY} + 2 * {ODD}",
+           path=f"(P - 1 + {ODD} * ({HANDED} + P - 1)) * N / P", sent=f"(P - 1 + {ODD}) * N / P",
+           received=f"(P - 1 + {ODD} * ({HANDED} + P - 2)) * N / P",
+           reduced=f"(P - 1 + {ODD} * ({HANDED} + P - 2)) * N / P", traits=NEAR)
 def bine_reduce_scatter(rank: int, size: int) -> Rounds:
     """Leave block `rank`, reduced over all inputs, on every rank; sums are formed in scratch.
 
@@ -132,8 +132,8 @@ def bine_reduce_scatter(rank: int, size: int) -> Rounds:
     yield (Copy(Slice("scratch", rank), Slice("output", 0)),)
 
 
-@algorithm("all_gather", chunks="P", alike="P % 2 == 0", rounds=f"{STEPS} + 2 * {ODD}",
-           path=f"(P - 1 + {ODD} * ({MOVES} + P - 2)) * N / P", sent=f"(P - 1 + {ODD} * ({MOVES} + P - 3)) * N / P",
+@algorithm("all_gather", chunks="P", vectorised="P % 2 == 0", rounds=f"{BUTTERFLY} + 2 * {ODD}",
+           path=f"(P - 1 + {ODD} * ({HANDED} + P - 2)) * N / P", sent=f"(P - 1 + {ODD} * ({HANDED} + P - 3)) * N / P",
            received="(P - 1) * N / P", traits=NEAR)
 def bine_all_gather(rank: int, size: int) -> Rounds:
     """Leave the inputs of all ranks, in rank order, on every rank."""
@@ -142,8 +142,8 @@ def bine_all_gather(rank: int, size: int) -> Rounds:
     yield from folded_all_gather(place, rank, size, lambda: _distribute(place, place.blocks))
 
 
-@algorithm("all_reduce", chunks="even(P)", alike="P % 2 == 0", rounds=f"2 * {STEPS} + 2 * {ODD}",
-           path=f"{HALVES} + 2 * {ODD} * N", sent=f"{HALVES} + {ODD} * N",
+@algorithm("all_reduce", chunks="even(P)", vectorised="P % 2 == 0", rounds=f"2 * {BUTTERFLY} + 2 * {ODD}",
+           path=f"{SHARED} + 2 * {ODD} * N", sent=f"{SHARED} + {ODD} * N",
            reduced=f"(even(P) - 1) * N / even(P) + {ODD} * N", traits=NEAR)
 def bine_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, both within output.
@@ -204,7 +204,7 @@ def _runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _slices(place: Fold, runs: list[tuple[int, int]], buffer: Buffer, part: Part) -> list[Slice]:
+def _slices(place: Fold, runs: list[tuple[int, int]], buffer: Buffer, part: PartSlice) -> list[Slice]:
     """Return the slices of the blocks at the distances of `runs` from the rank's number."""
     number: int = place.number  # type: ignore[assignment] # the rank is of the core
     odd = number % 2
@@ -212,7 +212,7 @@ def _slices(place: Fold, runs: list[tuple[int, int]], buffer: Buffer, part: Part
         buffer, number + distance - odd * (2 * distance + count - 1), count, place.core)]
 
 
-def _collect(place: Fold, source: Buffer, part: Part) -> Rounds:
+def _collect(place: Fold, source: Buffer, part: PartSlice) -> Rounds:
     """Yield the reduce-scatter: at the end the block of `place.number` in output is reduced."""
     for step, sent, rest, received in _exchanges(place.core):
         peer = place.rank_of(zigzag(place.number, step, place.core))  # type: ignore[arg-type] # of the core
@@ -223,7 +223,7 @@ def _collect(place: Fold, source: Buffer, part: Part) -> Rounds:
         source = "output"
 
 
-def _distribute(place: Fold, part: Part) -> Rounds:
+def _distribute(place: Fold, part: PartSlice) -> Rounds:
     """Yield the all-gather: the rounds of `_collect` in reverse."""
     for step, sent, _, received in reversed(_exchanges(place.core)):
         peer = place.rank_of(zigzag(place.number, step, place.core))  # type: ignore[arg-type] # of the core

@@ -17,13 +17,13 @@ from gpucoll.algorithms import algorithm
 from gpucoll.core import branches
 from gpucoll.core.schedule import Rounds
 
-ROUNDS = "lg(2 * P - 1)"
-WHOLE = {"chunks": "1", "rounds": ROUNDS, "path": f"{ROUNDS} * N"}
-BLOCKS = {"chunks": "P", "rounds": ROUNDS, "path": "(P - 1) * N / P"}
+DEPTH = "lg(2 * P - 1)"
+WHOLE = {"chunks": "1", "rounds": DEPTH, "path": f"{DEPTH} * N"}
+BLOCKS = {"chunks": "P", "rounds": DEPTH, "path": "(P - 1) * N / P"}
 LESS, MORE = "P // 2 * N / P", "(P - 1) * N / P"  # half of all blocks; all blocks but the root's own
 
 
-@algorithm("broadcast", **WHOLE, sent=f"{ROUNDS} * N", received="(P > 1) * N")
+@algorithm("broadcast", **WHOLE, sent=f"{DEPTH} * N", received="(P > 1) * N")
 def binomial_broadcast(rank: int, size: int) -> Rounds:
     """Leave the input of rank 0, the root, on every rank: ceil(log2 P) rounds of N bytes.
 
@@ -33,7 +33,7 @@ def binomial_broadcast(rank: int, size: int) -> Rounds:
     return branches.broadcast(branches.halves(rank, size))
 
 
-@algorithm("reduce", **WHOLE, sent="(P > 1) * N", received=f"{ROUNDS} * N", reduced=f"{ROUNDS} * N")
+@algorithm("reduce", **WHOLE, sent="(P > 1) * N", received=f"{DEPTH} * N", reduced=f"{DEPTH} * N")
 def binomial_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs on rank 0, the root: ceil(log2 P) rounds of N bytes."""
     return branches.reduce(branches.halves(rank, size))

@@ -16,7 +16,7 @@ from gpucoll.algorithms import algorithm
 from gpucoll.core.schedule import Copy, Recv, Rounds, Send, Slice, wrapped
 
 
-@algorithm("all_gather", chunks="P", alike="1", rounds="lg(2 * P - 1)", path="(P - 1) * N / P")
+@algorithm("all_gather", chunks="P", vectorised="1", rounds="lg(2 * P - 1)", path="(P - 1) * N / P")
 def bruck_all_gather(rank: int, size: int) -> Rounds:
     """Leave the inputs of all ranks, in rank order, on every rank; block i of scratch belongs to rank + i.
 
@@ -36,7 +36,7 @@ def bruck_all_gather(rank: int, size: int) -> Rounds:
            *(Copy(Slice("scratch", head.count, part.count), part) for part in tail))
 
 
-@algorithm("all_to_all", chunks="P", alike="1", rounds="lg(2 * P - 1)", path="ones(P) * N / P")
+@algorithm("all_to_all", chunks="P", vectorised="1", rounds="lg(2 * P - 1)", path="ones(P) * N / P")
 def bruck_all_to_all(rank: int, size: int) -> Rounds:
     """Leave block `rank` of every rank's input, in rank order, on every rank.
 

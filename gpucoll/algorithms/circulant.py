@@ -20,11 +20,11 @@ import itertools
 from gpucoll.algorithms import Traits, algorithm, phase
 from gpucoll.core.schedule import Buffer, Copy, Recv, RecvReduce, Rounds, Send, Slice, Step, moved, within, wrapped
 
-ONCE = {"chunks": "P", "alike": "1", "rounds": "lg(2 * P - 1)", "path": "(P - 1) * N / P"}
-TWICE = {"chunks": "P", "alike": "1", "rounds": "2 * lg(2 * P - 1)", "path": "2 * (P - 1) * N / P"}
+SINGLE_PASS = {"chunks": "P", "vectorised": "1", "rounds": "lg(2 * P - 1)", "path": "(P - 1) * N / P"}
+DOUBLE_PASS = {"chunks": "P", "vectorised": "1", "rounds": "2 * lg(2 * P - 1)", "path": "2 * (P - 1) * N / P"}
 
 
-@algorithm("all_reduce", **TWICE, reduced="(P - 1) * N / P", traits=Traits(probes=(1 << 16,)))
+@algorithm("all_reduce", **DOUBLE_PASS, reduced="(P - 1) * N / P", traits=Traits(probes=(1 << 16,)))
 def circulant_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, both within output.
 
@@ -37,15 +37,15 @@ def circulant_all_reduce(rank: int, size: int) -> Rounds:
     yield from distribute(rank, size)
 
 
-@algorithm("reduce_scatter", **ONCE, reduced="(P - 1) * N / P")
+@algorithm("reduce_scatter", **SINGLE_PASS, reduced="(P - 1) * N / P")
 def circulant_reduce_scatter(rank: int, size: int) -> Rounds:
     """Leave block `rank`, reduced over all inputs, on every rank; sums are formed in scratch."""
     yield from moved(collect(rank, size), within({"output": "scratch"}))
     yield (Copy(Slice("scratch", rank), Slice("output", 0)),)
 
 
-@algorithm("all_gather_v", **ONCE)
-@algorithm("all_gather", **ONCE)
+@algorithm("all_gather_v", **SINGLE_PASS)
+@algorithm("all_gather", **SINGLE_PASS)
 def circulant_all_gather(rank: int, size: int) -> Rounds:
     yield (Copy(Slice("input", 0), Slice("output", rank)),)
     yield from distribute(rank, size)

@@ -19,7 +19,7 @@ from gpucoll.core.schedule import Copy, Recv, Rounds, Send, Slice, in_rank_order
 
 # A single round of P - 1 messages of N / P bytes, sent and received.
 EXCHANGE: dict[str, Any] = {
-    "chunks": "P", "alike": "1", "rounds": "min(1, P - 1)", "path": "min(1, P - 1) * N / P",
+    "chunks": "P", "vectorised": "1", "rounds": "min(1, P - 1)", "path": "min(1, P - 1) * N / P",
     "sent": "(P - 1) * N / P", "gaps": "max(0, P - 2)", "traits": Traits(at_source=True)}
 ALIKE = EXCHANGE | {"traits": Traits(at_source=True, barriers=1)}  # for blocks of equal length
 
@@ -38,12 +38,12 @@ def direct_all_gather(rank: int, size: int) -> Rounds:
            *(Recv(Slice("output", peer), peer) for peer in others))
 
 
-@algorithm("gather_v", **(EXCHANGE | {"alike": "0", "sent": EXCHANGE["path"], "received": EXCHANGE["sent"]}))
+@algorithm("gather_v", **(EXCHANGE | {"vectorised": "0", "sent": EXCHANGE["path"], "received": EXCHANGE["sent"]}))
 def direct_gather(rank: int, size: int, root: int = 0) -> Rounds:
     return find("gather", "linear").make(rank, size, root)
 
 
-@algorithm("scatter_v", **(EXCHANGE | {"alike": "0", "received": EXCHANGE["path"]}))
+@algorithm("scatter_v", **(EXCHANGE | {"vectorised": "0", "received": EXCHANGE["path"]}))
 def direct_scatter(rank: int, size: int, root: int = 0) -> Rounds:
     return find("scatter", "linear").make(rank, size, root)
 

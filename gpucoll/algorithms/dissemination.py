@@ -12,10 +12,10 @@ Cost: ceil(log2 P) rounds, the minimum, and no bytes. Good for every P.
 from gpucoll.algorithms import Traits, algorithm
 from gpucoll.core.schedule import Recv, Rounds, Send, Slice
 
-NOTHING = Slice("scratch", 0, 0)
+NO_CHUNK = Slice("scratch", 0, 0)
 
 
-@algorithm("barrier", chunks="1", alike="1", rounds="lg(2 * P - 1)", path="0", traits=Traits(probes=(0,)))
+@algorithm("barrier", chunks="1", vectorised="1", rounds="lg(2 * P - 1)", path="0", traits=Traits(probes=(0,)))
 def dissemination_barrier(rank: int, size: int) -> Rounds:
     """Let no rank leave before every rank has entered; only empty messages move.
 
@@ -24,5 +24,5 @@ def dissemination_barrier(rank: int, size: int) -> Rounds:
     """
     distance = 1
     while distance < size:
-        yield (Send(NOTHING, (rank + distance) % size), Recv(NOTHING, (rank - distance) % size))
+        yield (Send(NO_CHUNK, (rank + distance) % size), Recv(NO_CHUNK, (rank - distance) % size))
         distance *= 2

@@ -43,24 +43,24 @@ from gpucoll.core.schedule import Buffer, Copy, Rounds, Slice, following, moved,
 from gpucoll.core.topology import Grid, grid, group, members_of, node_shape
 from gpucoll.errors import ArgumentError
 
-Move: TypeAlias = Callable[[Slice], Slice]
+MoveSlice: TypeAlias = Callable[[Slice], Slice]
 
-PHASES = ("reduce_scatter", "all_gather")
+INNER_PHASES = ("reduce_scatter", "all_gather")
 WORK: dict[str, Buffer] = {"input": "scratch", "output": "scratch"}
 # By the name of an all-reduce: the two halves, or the reduction to a rank and the broadcast back.
-HALVES = {"halving_doubling": ("recursive_halving", "recursive_doubling"), "two_shot": ("direct", "direct"),
+HALF_PAIRS = {"halving_doubling": ("recursive_halving", "recursive_doubling"), "two_shot": ("direct", "direct"),
           **{name: (name, name) for name in ("circulant", "direct", "ring")}}
-WAYS = {"reduce_broadcast": ("binomial", "binomial"), "star": ("linear", "linear"),
+ROOTED_PAIRS = {"reduce_broadcast": ("binomial", "binomial"), "star": ("linear", "linear"),
         **{name: (name, name) for name in ("binomial", "chain", "double_tree", "linear", "tree")}}
 # Reduction and broadcast in place of the halves for nodes of different sizes: long arrays, any number of ranks.
 ANY_SIZES = ("reduce_scatter_gather", "scatter_all_gather")
 
 # 1 MiB of each rank's block per segment: messages of a segment cross nodes while the next segment is reduced.
 TRAITS = Traits(1 << 20, by_block=True, layout="groups")
-SHARE = "(P - 1) * N / P"
-ROUNDS = "lg(2 * G - 1) + lg(2 * M - 1)"
+SENT = "(P - 1) * N / P"
+HOPS = "lg(2 * G - 1) + lg(2 * M - 1)"
 FOLLOWING = "(P > 1) * (S - 1)"  # rounds added by the segments after the first
-ONCE: dict[str, Any] = {"chunks": "P", "alike": "1", "rounds": ROUNDS, "path": SHARE, "sent": SHARE, "traits": TRAITS}
+ONCE: dict[str, Any] = {"chunks": "P", "vectorised": "1", "rounds": HOPS, "path": SENT, "sent": SENT, "traits": TRAITS}
 EXCHANGED = "(G - 1) * N / G + (M - 1) * N / M"
 
 
@@ -76,7 +76,7 @@ def _bind(entry: Algorithm, text: str) -> Algorithm:
         group, count = node_shape(size, nodes)
         return next(filter(None, [*(one.unfit(group, None) for one in inside), across.unfit(count, None)]), None)
 
-    shares = entry.collective in PHASES or names[0] in HALVES
+    shares = entry.collective in INNER_PHASES or names[0] in HALF_PAIRS
     parts = [*((one, "G", "N") for one in inside), (across, "M", "(N / G)" if shares else "N")]
     costs = [[_named(formula, ranks, nbytes) for formula in part.cost] for part, ranks, nbytes in parts]
     whole = entry.collective == "all_reduce"
@@ -84,16 +84,16 @@ def _bind(entry: Algorithm, text: str) -> Algorithm:
         costs.append([FOLLOWING, *["0"] * (len(Cost._fields) - 1)])
     return entry._replace(
         make=functools.partial(entry.make, inner=names[0], outer=names[1]), unfit=unfit,
-        chunks=f"G * ({_named(across.chunks, 'M', 'N')}) * S" if whole else "P",
-        alike=" and ".join([*(_named(one.alike, "G", "N") for one in inside), _named(across.alike, "M", "N")]),
+        chunks=f"G * ({_named(across.chunks, 'M', 'N')}) * S" if whole else "P", vectorised=" and ".join(
+            [*(_named(one.vectorised, "G", "N") for one in inside), _named(across.vectorised, "M", "N")]),
         cost=Cost(*(" + ".join(f"({one})" for one in column) for column in zip(*costs, strict=True))))
 
 
 def _variants(collective: str, size: int) -> Iterator[str]:
     """Yield every algorithm inside nodes with a fixed outer one, then every algorithm across nodes with a fixed one."""
-    across = [*phases(collective)] if collective in PHASES else [
+    across = [*phases(collective)] if collective in INNER_PHASES else [
         name for name in library_names(collective) if name != "hierarchical"]
-    inside = [*HALVES, *WAYS] if collective == "all_reduce" else across
+    inside = [*HALF_PAIRS, *ROOTED_PAIRS] if collective == "all_reduce" else across
     some = "direct" if collective == "all_to_all" else "circulant"
     yield from (f"{name},{some}" for name in inside)
     yield from (f"{some},{name}" for name in across if name != some)
@@ -101,8 +101,8 @@ def _variants(collective: str, size: int) -> Iterator[str]:
 
 def _inside(collective: str, name: str) -> list[Algorithm]:
     if collective == "all_reduce":
-        kinds, table = (PHASES, HALVES) if name in HALVES else (("reduce", "broadcast"), WAYS)
-        _check(name, {**HALVES, **WAYS})
+        kinds, table = (INNER_PHASES, HALF_PAIRS) if name in HALF_PAIRS else (("reduce", "broadcast"), ROOTED_PAIRS)
+        _check(name, {**HALF_PAIRS, **ROOTED_PAIRS})
         return [find(kind, one) for kind, one in zip(kinds, table[name], strict=True)]
     return [_across(collective, name)]
 
@@ -110,7 +110,7 @@ def _inside(collective: str, name: str) -> list[Algorithm]:
 def _across(collective: str, name: str) -> Algorithm:
     if name.startswith("hierarchical") or name in own_names(collective):
         raise ArgumentError("hierarchical: hierarchical and users' algorithms cannot be parts", code="GC-ALGO")
-    if collective in PHASES:
+    if collective in INNER_PHASES:
         _check(name, phases(collective))
     return find(collective, name)
 
@@ -126,8 +126,8 @@ def _named(formula: str, ranks: str, nbytes: str) -> str:
     return re.sub(r"\bN\b", nbytes, re.sub(r"\bP\b", ranks, re.sub(r"\bS\b", "1", formula)))
 
 
-@algorithm("all_reduce", chunks="G * M * S", alike="1", bind=_bind, variants=_variants,
-           rounds=f"2 * ({ROUNDS}) + {FOLLOWING}", path=f"2 * {SHARE}", reduced=SHARE, traits=TRAITS)
+@algorithm("all_reduce", chunks="G * M * S", vectorised="1", bind=_bind, variants=_variants,
+           rounds=f"2 * ({HOPS}) + {FOLLOWING}", path=f"2 * {SENT}", reduced=SENT, traits=TRAITS)
 def hierarchical_all_reduce(rank: int, size: int, nodes: Nodes = None, segments: int = 1, inner: str = "circulant",
                             outer: str = "circulant") -> Rounds:
     """Leave the reduction of all inputs on every rank.
@@ -136,7 +136,7 @@ def hierarchical_all_reduce(rank: int, size: int, nodes: Nodes = None, segments:
     [1, 2, 2, 1]
     """
     even = nodes is None or len(set(map(len, members_of(nodes)))) == 1
-    return (_by_shares if even and inner in HALVES else _by_first_ranks)(rank, size, nodes, segments, inner, outer)
+    return (_by_shares if even and inner in HALF_PAIRS else _by_first_ranks)(rank, size, nodes, segments, inner, outer)
 
 
 def _by_shares(rank: int, size: int, nodes: Nodes, segments: int, inner: str, outer: str) -> Rounds:
@@ -144,9 +144,9 @@ def _by_shares(rank: int, size: int, nodes: Nodes, segments: int, inner: str, ou
     begun = across.count_chunks(place.nodes, 1)
     ranks = [(one, place.each) for one in _inside("all_reduce", inner)] + [(across, place.nodes)]
     # Messages match in order: between ranks with different numbers of rounds, segments would be mixed up.
-    apart = segments if all(evaluate(one.alike, P=count) for one, count in ranks) else 1
+    apart = segments if all(evaluate(one.vectorised, P=count) for one, count in ranks) else 1
     share = begun * segments // apart
-    scatter, gather = (phases(kind)[one] for kind, one in zip(PHASES, HALVES[inner], strict=True))
+    scatter, gather = (phases(kind)[one] for kind, one in zip(INNER_PHASES, HALF_PAIRS[inner], strict=True))
 
     def segment(first: int) -> Rounds:
         yield from _in_node(scatter, place, within({}, first, share))
@@ -161,7 +161,7 @@ def _by_first_ranks(rank: int, size: int, nodes: Nodes, segments: int, inner: st
     """Yield an all-reduce by way of the first rank of each node: reduce there, all-reduce across nodes, broadcast."""
     ranks = members_of(nodes or [one // group(size) for one in range(size)])
     node, mine = next((number, one) for number, one in enumerate(ranks) if rank in one)
-    across, (up, down) = find("all_reduce", outer), WAYS.get(inner, ANY_SIZES)
+    across, (up, down) = find("all_reduce", outer), ROOTED_PAIRS.get(inner, ANY_SIZES)
     share = across.count_chunks(len(ranks), 1)
     chunks = share * max(map(len, ranks)) * segments
     summed: dict[str, Buffer] = {"input": "output"} if len(mine) > 1 else {}
@@ -179,18 +179,18 @@ def _rooted(way: Algorithm, rank: int, ranks: tuple[int, ...], onto: int,
         yield from moved(way.make(ranks.index(rank), len(ranks)), place, lambda peer: ranks[peer])
 
 
-def _in_node(make: Make, place: Grid, move: Move) -> Rounds:
+def _in_node(make: Make, place: Grid, move: MoveSlice) -> Rounds:
     if place.each > 1:
         yield from moved(make(place.local, place.each), move, lambda local: place.rank_of(place.node, local))
 
 
-def _across_nodes(make: Make, place: Grid, move: Move) -> Rounds:
+def _across_nodes(make: Make, place: Grid, move: MoveSlice) -> Rounds:
     """Yield the rounds of `make` among the ranks with the same number in all groups."""
     if place.nodes > 1:
         yield from moved(make(place.node, place.nodes), move, lambda node: place.rank_of(node, place.local))
 
 
-@algorithm("reduce_scatter", **ONCE, bind=_bind, variants=_variants, reduced=SHARE)
+@algorithm("reduce_scatter", **ONCE, bind=_bind, variants=_variants, reduced=SENT)
 def hierarchical_reduce_scatter(rank: int, size: int, nodes: Nodes = None, inner: str = "circulant",
                                 outer: str = "circulant") -> Rounds:
     """Leave block `rank`, reduced over all inputs, on every rank; scratch has the blocks by number, then by group."""
@@ -219,9 +219,9 @@ def _by_number(place: Grid) -> list[int]:
     return [place.rank_of(node, local) for local in range(place.each) for node in range(place.nodes)]
 
 
-@algorithm("all_to_all", chunks="P", alike="1", bind=_bind, variants=_variants, rounds="min(1, G - 1) + min(1, M - 1)",
-           path="min(1, G - 1) * N / G + min(1, M - 1) * N / M", sent=EXCHANGED, gaps="max(0, G - 2) + max(0, M - 2)",
-           traits=TRAITS)
+@algorithm("all_to_all", chunks="P", vectorised="1", bind=_bind, variants=_variants, sent=EXCHANGED, traits=TRAITS,
+           rounds="min(1, G - 1) + min(1, M - 1)", path="min(1, G - 1) * N / G + min(1, M - 1) * N / M",
+           gaps="max(0, G - 2) + max(0, M - 2)")
 def hierarchical_all_to_all(rank: int, size: int, nodes: Nodes = None, inner: str = "direct",
                             outer: str = "direct") -> Rounds:
     """Leave block `rank` of every rank's input, in rank order, on every rank.
@@ -246,7 +246,7 @@ def _by_group(place: Grid) -> list[tuple[int, int]]:
     return [(node, local) for node in range(place.nodes) for local in range(place.each)]
 
 
-def _room(size: int, before: int, after: int, scale: int) -> Move:
+def _room(size: int, before: int, after: int, scale: int) -> MoveSlice:
     """Return a place for `moved`: a block of an inner algorithm becomes `scale` blocks of a copy in scratch.
 
     `before` and `after` number the copies for input and output; the scratch of the inner algorithm lies beyond copy 3.

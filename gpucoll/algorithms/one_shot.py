@@ -14,11 +14,12 @@ Source: folklore.
 from gpucoll.algorithms import Traits, algorithm
 from gpucoll.core.schedule import Recv, RecvReduce, Rounds, Send, Slice, in_rank_order
 
-ALL = "(P - 1) * N"
+OTHERS = "(P - 1) * N"
 
 
-@algorithm("all_reduce", in_rank_order="1", chunks="1", alike="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N",
-           sent=ALL, reduced=ALL, gaps="max(0, P - 2)", traits=Traits(at_source=True, barriers=1, kernel="fold_all"))
+@algorithm("all_reduce", in_rank_order="1", chunks="1", vectorised="1", rounds="min(1, P - 1)",
+           path="min(1, P - 1) * N", sent=OTHERS, reduced=OTHERS, gaps="max(0, P - 2)",
+           traits=Traits(at_source=True, barriers=1, kernel="fold_all"))
 def one_shot_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs, in rank order, on every rank.
 
@@ -31,16 +32,16 @@ def one_shot_all_reduce(rank: int, size: int) -> Rounds:
     yield (*sends, *in_rank_order(own, total, rank, size))
 
 
-@algorithm("scan", in_rank_order="1", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent=ALL,
-           received=ALL, reduced=ALL, gaps="max(0, P - 2)", traits=Traits(at_source=True))
+@algorithm("scan", in_rank_order="1", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent=OTHERS,
+           received=OTHERS, reduced=OTHERS, gaps="max(0, P - 2)", traits=Traits(at_source=True))
 def one_shot_scan(rank: int, size: int) -> Rounds:
     """Leave the reduction of the inputs of ranks 0 to `rank`, in rank order, on every rank."""
     own, total = Slice("input", 0), Slice("output", 0)
     yield (*(Send(own, peer) for peer in range(rank + 1, size)), *in_rank_order(own, total, rank, rank + 1))
 
 
-@algorithm("exscan", in_rank_order="1", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent=ALL,
-           received=ALL, reduced="max(0, P - 2) * N", gaps="max(0, P - 2)", traits=Traits(at_source=True))
+@algorithm("exscan", in_rank_order="1", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent=OTHERS,
+           received=OTHERS, reduced="max(0, P - 2) * N", gaps="max(0, P - 2)", traits=Traits(at_source=True))
 def one_shot_exscan(rank: int, size: int) -> Rounds:
     """Leave the reduction of the inputs of ranks 0 to `rank` - 1, in rank order, on every rank but rank 0."""
     own, total = Slice("input", 0), Slice("output", 0)

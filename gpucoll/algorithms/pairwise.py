@@ -14,7 +14,7 @@ from gpucoll.algorithms import algorithm
 from gpucoll.core.schedule import Copy, Recv, Rounds, Send, Slice
 
 
-@algorithm("all_to_all", chunks="P", alike="1", rounds="P - 1", path="(P - 1) * N / P")
+@algorithm("all_to_all", chunks="P", vectorised="1", rounds="P - 1", path="(P - 1) * N / P")
 def pairwise_all_to_all(rank: int, size: int) -> Rounds:
     """Leave block `rank` of every rank's input, in rank order, on every rank.
 

@@ -18,7 +18,7 @@ from gpucoll.core.schedule import Copy, Recv, Reduce, Rounds, Send, Slice, Step
 from gpucoll.core.topology import FOLDED, TWICE, doubling, fold, folded, folded_all_gather
 
 
-@algorithm("all_reduce", chunks="1", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
+@algorithm("all_reduce", chunks="1", vectorised="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
            path=f"(lg(P) + 2 * {FOLDED}) * N", sent=f"(lg(P) + {FOLDED}) * N", reduced=f"(lg(P) + {FOLDED}) * N",
            traits=Traits(probes=(8, 1 << 20)))
 def recursive_doubling_all_reduce(rank: int, size: int) -> Rounds:
@@ -46,7 +46,7 @@ def recursive_doubling_all_reduce(rank: int, size: int) -> Rounds:
     return folded(place, Slice("scratch", 4), core)
 
 
-@algorithm("all_gather", chunks="P", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
+@algorithm("all_gather", chunks="P", vectorised="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
            path=f"(two(P) - 1 + {TWICE} + {FOLDED} * P) * N / P",
            sent=f"(two(P) - 1 + {TWICE} + {FOLDED} * (P - 1)) * N / P", received="(P - 1) * N / P")
 def recursive_doubling_all_gather(rank: int, size: int) -> Rounds:

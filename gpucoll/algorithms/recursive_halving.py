@@ -17,7 +17,7 @@ from gpucoll.core.schedule import Copy, Rounds, Slice, moved, within
 from gpucoll.core.topology import FOLDED, TWICE, fold, folded_reduce_scatter, halving
 
 
-@algorithm("reduce_scatter", chunks="P", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
+@algorithm("reduce_scatter", chunks="P", vectorised="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
            path=f"(two(P) - 1 + {TWICE} + {FOLDED} * (P + 1)) * N / P", sent=f"(P - 1 + {FOLDED}) * N / P",
            received=f"(two(P) - 1 + {TWICE} + {FOLDED} * P) * N / P",
            reduced=f"(two(P) - 1 + {TWICE} + {FOLDED} * P) * N / P")

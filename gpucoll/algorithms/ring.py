@@ -26,14 +26,14 @@ from gpucoll.algorithms import Traits, algorithm, find, phase
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, Step
 
 # Calibration measures the bandwidth of short and long messages by ring phases, because all links carry equal bytes.
-LONG = Traits(1 << 22, by_block=True)
-MEASURED = LONG._replace(probes=(1 << 16, 1 << 20))
+SEGMENTED = Traits(1 << 22, by_block=True)
+MEASURED = SEGMENTED._replace(probes=(1 << 16, 1 << 20))
 # Costs of the v-variants: all blocks but the own once round the ring, each of N / P bytes on average.
-ROUND = {"rounds": "P - 1", "path": "(P - 1) * N / P", "sent": "(P - 1) * N / P"}
+ONCE_AROUND = {"rounds": "P - 1", "path": "(P - 1) * N / P", "sent": "(P - 1) * N / P"}
 
 
-@algorithm("all_reduce", alike="1", rounds="2 * (P - 1)", path="2 * (P - 1) * N / P", reduced="(P - 1) * N / P",
-           traits=LONG)
+@algorithm("all_reduce", vectorised="1", rounds="2 * (P - 1)", path="2 * (P - 1) * N / P", reduced="(P - 1) * N / P",
+           traits=SEGMENTED)
 def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, both within output.
 
@@ -46,7 +46,7 @@ def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     yield from distribute(rank, size, segments)
 
 
-@algorithm("reduce_scatter", alike="1", rounds="P - 1", path="(P - 1) * N / P", reduced="(P - 1) * N / P",
+@algorithm("reduce_scatter", vectorised="1", rounds="P - 1", path="(P - 1) * N / P", reduced="(P - 1) * N / P",
            traits=MEASURED)
 def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave block `rank`, reduced over all inputs, on every rank; partial sums alternate between two scratch blocks."""
@@ -57,7 +57,7 @@ def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Rounds:
     yield from _collect(rank, size, segments, formed)
 
 
-@algorithm("all_gather", alike="1", rounds="P - 1", path="(P - 1) * N / P", traits=MEASURED)
+@algorithm("all_gather", vectorised="1", rounds="P - 1", path="(P - 1) * N / P", traits=MEASURED)
 def ring_all_gather(rank: int, size: int, segments: int = 1) -> Rounds:
     own = Slice("input", 0, segments)
     rounds = _distribute(rank, size, segments, own)
@@ -65,19 +65,19 @@ def ring_all_gather(rank: int, size: int, segments: int = 1) -> Rounds:
     yield from rounds
 
 
-@algorithm("all_gather_v", chunks="P", alike="1", **ROUND)
+@algorithm("all_gather_v", chunks="P", vectorised="1", **ONCE_AROUND)
 def ring_all_gather_v(rank: int, size: int) -> Rounds:
     """Leave the inputs of all ranks, in rank order, on every rank; inputs may have unequal lengths."""
     return ring_all_gather(rank, size)
 
 
-@algorithm("all_to_all_v", chunks="P", alike="1", **ROUND)
+@algorithm("all_to_all_v", chunks="P", vectorised="1", **ONCE_AROUND)
 def ring_all_to_all_v(rank: int, size: int) -> Rounds:
     """Leave block `rank` of every rank's input, in rank order, on every rank; a distance per round, see `pairwise`."""
     return find("all_to_all", "pairwise").make(rank, size)
 
 
-@algorithm("reduce_scatter_v", chunks="P", alike="1", **(ROUND | {"reduced": ROUND["sent"]}))
+@algorithm("reduce_scatter_v", chunks="P", vectorised="1", **(ONCE_AROUND | {"reduced": ONCE_AROUND["sent"]}))
 def ring_reduce_scatter_v(rank: int, size: int) -> Rounds:
     """Leave block `rank`, reduced over all inputs, on every rank.
 
@@ -91,7 +91,7 @@ def ring_reduce_scatter_v(rank: int, size: int) -> Rounds:
         begun = []
 
 
-@algorithm("gather_v", chunks="P", **(ROUND | {"sent": "min(1, P - 1) * N / P", "received": ROUND["sent"]}))
+@algorithm("gather_v", chunks="P", **(ONCE_AROUND | {"sent": "min(1, P - 1) * N / P", "received": ONCE_AROUND["sent"]}))
 def ring_gather_v(rank: int, size: int, root: int = 0) -> Rounds:
     """Leave the inputs of all ranks, in rank order, on `root`.
 
@@ -107,7 +107,7 @@ def ring_gather_v(rank: int, size: int, root: int = 0) -> Rounds:
         yield (Recv(Slice("output", left), left),)
 
 
-@algorithm("scatter_v", chunks="P", **(ROUND | {"received": "min(1, P - 1) * N / P"}))
+@algorithm("scatter_v", chunks="P", **(ONCE_AROUND | {"received": "min(1, P - 1) * N / P"}))
 def ring_scatter_v(rank: int, size: int, root: int = 0) -> Rounds:
     """Leave block `rank` of the root's input on every rank.
 

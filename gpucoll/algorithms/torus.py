@@ -48,7 +48,7 @@ def _variants(collective: str, size: int) -> Iterator[str]:
         yield from (f"{first}x{side}x{rest // side}" for side in range(1, rest + 1) if rest % side == 0)
 
 
-@algorithm("all_reduce", chunks="P", alike="1", bind=_bind, variants=_variants, rounds="2 * hops(P)",
+@algorithm("all_reduce", chunks="P", vectorised="1", bind=_bind, variants=_variants, rounds="2 * hops(P)",
            path="2 * (P - 1) * N / P", reduced="(P - 1) * N / P", traits=Traits(layout="grid"))
 def torus_all_reduce(rank: int, size: int, sides: tuple[int, ...] = ()) -> Rounds:
     """Leave the reduction of all inputs on every rank.

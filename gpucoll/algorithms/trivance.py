@@ -41,7 +41,7 @@ class Stage(NamedTuple):
     parts: tuple[KeptBlocks, ...]
 
 
-@algorithm("all_reduce", chunks="P", alike="1", rounds="2 * log3(P)", path="2 * (P // 2) * N / P",
+@algorithm("all_reduce", chunks="P", vectorised="1", rounds="2 * log3(P)", path="2 * (P // 2) * N / P",
            sent="2 * (P - 1) * N / P", reduced="(P - 1) * N / P",
            gaps="2 * (log3(P) - (P == 3 ** (log3(P) - 1) + 1))")
 def trivance_all_reduce(rank: int, size: int) -> Rounds:

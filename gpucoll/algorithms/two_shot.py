@@ -12,7 +12,7 @@ from gpucoll.algorithms import Traits, algorithm, phases
 from gpucoll.core.schedule import Rounds
 
 
-@algorithm("all_reduce", in_rank_order="1", chunks="P", alike="1", rounds="2 * min(1, P - 1)",
+@algorithm("all_reduce", in_rank_order="1", chunks="P", vectorised="1", rounds="2 * min(1, P - 1)",
            path="2 * min(1, P - 1) * N / P", sent="2 * (P - 1) * N / P", reduced="(P - 1) * N / P",
            gaps="2 * max(0, P - 2)", traits=Traits(at_source=True, barriers=2, kernel="fold_share"))
 def two_shot_all_reduce(rank: int, size: int) -> Rounds:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll.arrays.dlpack import of_dlpack
-from gpucoll.arrays.reductions import BLOCK, UNIFORM, combiner, extreme_of
+from gpucoll.arrays.reductions import UNIFORM, WIDENED, combiner, extreme_of
 from gpucoll.core.collectives import COLLECTIVES, Collective
 from gpucoll.core.dtypes import ROWS, SMALL_RANGE, Array, Dtype, numpy_dtype, row_of
 from gpucoll.core.ops import EXACT, LOGICAL, Op, Order, op_of
@@ -355,8 +355,8 @@ class Space:
                 # Divide in place: new memory for the quotients would cost several times the division.
                 if dtype.wide is None:
                     numpy.divide(row, parts, out=row)
-                for start in range(0, len(row) if dtype.wide else 0, BLOCK):
-                    block = row[start:start + BLOCK]
+                for start in range(0, len(row) if dtype.wide else 0, WIDENED):
+                    block = row[start:start + WIDENED]
                     block[...] = (block.astype(dtype.wide) / parts).astype(row.dtype)
         elif op.name in LOGICAL and contributions == 1:
             row[...] = (row != 0).astype(row.dtype)

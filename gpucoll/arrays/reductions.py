@@ -14,12 +14,12 @@ from gpucoll.core.dtypes import Array, Dtype, row_of
 from gpucoll.core.ops import EXACT, EXACT_NAMES, FUNCTIONS, OPS, Op
 
 Combine: TypeAlias = Callable[[Array, Array, Sequence[Array]], None]
-Pair: TypeAlias = Callable[..., Any]
+Combiner: TypeAlias = Callable[..., Any]
 # Ops whose bits in NumPy depend on the place of an element, because NumPy has other loops for whole registers than for
 # the rest: min and max of 0 and -0, and complex products, fused or not. In `_uniform`, the engine and the kernels the
 # place makes no difference.
 UNIFORM = {name: OPS[name]._replace(numpy=f"uniform {OPS[name].numpy}") for name in ("min", "max", "prod")}
-BLOCK = 1 << 14  # elements widened at a time: a block stays in the nearest cache
+WIDENED = 1 << 14  # elements widened at a time: a block stays in the nearest cache
 
 
 @functools.lru_cache(maxsize=256)
@@ -38,7 +38,7 @@ def combiner(op: Op, dtype: Dtype) -> Combine:
     return functools.partial(_combine_wide, pair, numpy.dtype(dtype.wide))
 
 
-def _expression(text: str) -> Pair:
+def _expression(text: str) -> Combiner:
     """Return the checked expression of `gpucoll.elementwise_op` in the form of a binary NumPy function with `out`."""
     code = parsing.code_of(text, "<elementwise_op>", "eval")
     known = {name: getattr(numpy, function) for name, (function, _) in FUNCTIONS.items()}
@@ -51,7 +51,7 @@ def _expression(text: str) -> Pair:
     return pair
 
 
-def _uniform(name: str) -> Pair:
+def _uniform(name: str) -> Combiner:
     """Return the function of an op in `UNIFORM`, in the form of a binary NumPy function with `out`."""
     plain = getattr(numpy, name.removeprefix("uniform "))
 
@@ -71,7 +71,7 @@ def _uniform(name: str) -> Pair:
     return product if plain is numpy.multiply else extreme
 
 
-def _combine(pair: Pair, dst: Array, base: Array, operands: Sequence[Array]) -> None:
+def _combine(pair: Combiner, dst: Array, base: Array, operands: Sequence[Array]) -> None:
     # Overflow and NaN are defined results here: no warnings.
     with numpy.errstate(all="ignore"):
         for operand in operands:
@@ -79,10 +79,10 @@ def _combine(pair: Pair, dst: Array, base: Array, operands: Sequence[Array]) -> 
             base = dst
 
 
-def _combine_wide(pair: Pair, wide: numpy.dtype, dst: Array, base: Array, operands: Sequence[Array]) -> None:
+def _combine_wide(pair: Combiner, wide: numpy.dtype, dst: Array, base: Array, operands: Sequence[Array]) -> None:
     with numpy.errstate(all="ignore"):
-        for start in range(0, len(dst), BLOCK):
-            block = slice(start, start + BLOCK)
+        for start in range(0, len(dst), WIDENED):
+            block = slice(start, start + WIDENED)
             total = base[block].astype(wide)
             for operand in operands:
                 pair(total, operand[block].astype(wide), out=total)

@@ -25,8 +25,8 @@ from gpucoll.arrays import Array, address
 
 # Bytes of the first slab, and of later slabs at least: slabs of growing size bound what is reserved and never used.
 FIRST_SLAB, SLAB = 1 << 22, 1 << 26
-AT_ONCE = 1 << 26  # bytes reserved by one call of the system: a signal lets a call begin anew
-CACHE_LINE = 64  # bytes of a cache line: blocks begin on a line, so two blocks never share a line
+RESERVED_AT_ONCE = 1 << 26  # bytes reserved by one call of the system: a signal lets a call begin anew
+BLOCK_ALIGNMENT = 64  # bytes of a cache line: blocks begin on a line, so two blocks never share a line
 AT_A_TIME = 32  # dropped blocks announced per call: bounds the exchanged message
 _SERIALS = itertools.count(1)
 _FILES = 1 << 20  # above every file descriptor: a key is serial * _FILES + descriptor
@@ -69,8 +69,8 @@ class Segment:
         A refusal at the first touch would end the process by SIGBUS (see `is_strict`). A memory cgroup refuses nothing:
         it kills, here or at the first touch.
         """
-        for here in range(max(start, self._held), stop, AT_ONCE) if self._file >= 0 else ():
-            os.posix_fallocate(self._file, here, min(AT_ONCE, stop - here))
+        for here in range(max(start, self._held), stop, RESERVED_AT_ONCE) if self._file >= 0 else ():
+            os.posix_fallocate(self._file, here, min(RESERVED_AT_ONCE, stop - here))
         if start <= self._held < stop:
             self._held = stop
 
@@ -188,7 +188,7 @@ class Heap:
         self.slabs: list[Slab] = []
         self._free: list[Extent] = []
         self._used: dict[int, Extent] = {}  # by number of the block, equal on all ranks
-        self._made = 0
+        self._slab_count = 0
         # Finalizers append at any time and in any thread, so drops are only queued here, and announced by a later call.
         self._dropped: collections.deque[int] = collections.deque()
         self._drops: collections.Counter[int] = collections.Counter()
@@ -216,7 +216,7 @@ class Heap:
     def allocate(self, shape: tuple[int, ...], dtype: numpy.dtype) -> Array:
         """Return an array on a new block; raise OSError where the system has no memory."""
         place = self._take(_lines(shape, dtype))
-        number, self._made = self._made, self._made + 1
+        number, self._slab_count = self._slab_count, self._slab_count + 1
         self._used[number] = place
         block = Block(self.slabs[place.slab], place)
         if self._uses is not None:
@@ -290,4 +290,4 @@ def _drop(dropped: collections.deque[int], number: int, places: list[Any] | None
 
 
 def _lines(shape: tuple[int, ...], dtype: numpy.dtype) -> int:
-    return max(1, -(-math.prod(shape) * dtype.itemsize // CACHE_LINE)) * CACHE_LINE
+    return max(1, -(-math.prod(shape) * dtype.itemsize // BLOCK_ALIGNMENT)) * BLOCK_ALIGNMENT

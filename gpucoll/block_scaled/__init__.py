@@ -43,7 +43,7 @@ from gpucoll.internal import (
 
 __all__ = ["FORMATS", "BlockScaledCollectives", "Bounded"]
 
-OPS = ("sum", "avg")
+SCALED_OPS = ("sum", "avg")
 # Elements of a segment: while one segment is on the way, the next is converted. A multiple of all blocks: the blocks of
 # a segment are blocks of the whole array.
 SEGMENT = 1 << 20
@@ -98,14 +98,14 @@ class BlockScaledCollectives:
         internal.all_gather_metadata(comm, {}, type(self).__name__, error)
         self._comm, self._is_closed = comm, False
         self._buffers: dict[str, Array] = {}
-        self._made = contextlib.ExitStack()
+        self._parts = contextlib.ExitStack()
         # The ranks of this host, and one rank of each host; None and all ranks if this saves nothing.
         self._inner: Communicator | None = None
         self._outer = comm
         hosts = collections.Counter(internal.link_of(comm).place.nodes).values()
         if len(hosts) > 1 and min(hosts) == max(hosts) > 1:
             # Every rank has a color, so that neither split returns None.
-            self._inner, self._outer = (self._made.enter_context(cast(Communicator, comm.split(color)))
+            self._inner, self._outer = (self._parts.enter_context(cast(Communicator, comm.split(color)))
                                         for color in (comm.node, comm.local_rank))
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class BlockScaledCollectives:
     def __exit__(self, *error: Any) -> None:
         self._is_closed = True
         self._buffers.clear()
-        self._made.__exit__(*error)
+        self._parts.__exit__(*error)
 
     def all_reduce(self, x: Any, op: Any = "sum", out: Any = None) -> Bounded:
         """Return the sum of all ranks' `x` (shape s) on every rank; the mean for `op` "avg"."""
@@ -158,8 +158,8 @@ class BlockScaledCollectives:
                 raise DtypeError(f"{name}: x is {source.dtype}; block-scaled formats are for floating-point numbers of "
                                  "16 bits and more")
             op = op_of(op).name
-            if op not in OPS:
-                raise ArgumentError(f"{name}: op {op!r} is neither of {' and '.join(OPS)}", code="GC-OP")
+            if op not in SCALED_OPS:
+                raise ArgumentError(f"{name}: op {op!r} is neither of {' and '.join(SCALED_OPS)}", code="GC-OP")
             shape = _shape_of_result(name, source, self._comm.size)
             target = None if out is None else check_output(name, out, [shape], source.dtype, source)
             facts = {"call": name, "shape": list(source.shape), "dtype": source.dtype.name, "gpu": on_gpu(source),

@@ -26,7 +26,7 @@ from gpucoll.internal import (
     row_of,
 )
 
-PART, MOST_PARTS = 4096, 64  # elements of a row per block of threads that finds the largest, and the most blocks
+ROW_PART, MOST_ROW_PARTS = 4096, 64  # elements of a row per block of threads, to find the largest; most blocks
 NORMAL = numpy.finfo("f4").smallest_normal
 # The scale of a row in nvfp4: the block with the row's largest magnitude has the largest float8, 448, as scale.
 LARGEST_PRODUCT = 6 * 448
@@ -103,7 +103,7 @@ def _maxima(form: Quantised, x: Array, before: Array | None) -> Array:
     """
     kernels, stream = kernels_of(x)
     assert kernels is not None
-    parts = max(1, min(MOST_PARTS, form.share // PART))
+    parts = max(1, min(MOST_ROW_PARTS, form.share // ROW_PART))
     partial, maxima = (module_of(x).empty(form.rows * count, wide_dtype(x.dtype)) for count in (parts, 1))
     kernels.maxima(row_of(x.dtype), form, address(x), 0 if before is None else address(before), address(partial), parts,
                    x.size, stream)

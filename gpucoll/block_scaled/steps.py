@@ -18,7 +18,7 @@ from gpucoll.block_scaled.conversion import dequantise, keep_finite, quantise
 from gpucoll.internal import Array, Format, Quantised
 
 # Return an array of this name, shape and dtype, reused from call to call: new pages cost more than the computation.
-Workspace = Callable[[str, tuple[int, ...], Any], Array]
+MakeWorkspace = Callable[[str, tuple[int, ...], Any], Array]
 
 
 class ScaledMessages(NamedTuple):
@@ -30,7 +30,7 @@ class ScaledMessages(NamedTuple):
     row: Array
 
 
-def messages(row: Format, size: int, count: int, workspace: Workspace) -> ScaledMessages:
+def messages(row: Format, size: int, count: int, workspace: MakeWorkspace) -> ScaledMessages:
     """Return the messages of a call on `count` elements; each rank's share has whole blocks."""
     form = Quantised(size, -(-count // (size * row.block)) * row.block, row)
     packed, came = (workspace(name, (size, form.stride), "u1") for name in ("packed", "came"))
@@ -38,7 +38,7 @@ def messages(row: Format, size: int, count: int, workspace: Workspace) -> Scaled
 
 
 def two_steps(comm: Communicator, sent: ScaledMessages, x: Array, before: Array | None, after: Array | None, out: Array,
-              workspace: Workspace, divisor: int) -> Iterator[Callable[..., Any]]:
+              workspace: MakeWorkspace, divisor: int) -> Iterator[Callable[..., Any]]:
     """Write to `out` the sum over ranks of x + before, divided by `divisor`; yield the two collectives to call.
 
     All arrays have one axis and the length of `x`; `out` may be `x`. `after` gets the residuals, if given: their sum

@@ -1,5 +1,6 @@
 """`gpucoll tune` and `gpucoll explain`: measure this machine for `auto`, and explain the choice of `auto`.
 
-    measure    times of all algorithms at many sizes; alpha, beta, gamma and gap of links
+    measure    durations of calls, and links between pairs of ranks; also for the doctor and the benchmark
+    fit        times of all algorithms at many sizes; alpha, beta, gamma and gap of links
     commands   tune: measure and write the table; explain: candidates, choice, reason
 """

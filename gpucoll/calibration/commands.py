@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import gpucoll
-from gpucoll.calibration.measure import NATIVE_SIZES, SIZES, links, serves, sweep
+from gpucoll.calibration.fit import NATIVE_SIZES, SIZES, links, serves, sweep
 from gpucoll.communicator import Communicator
 from gpucoll.communicator.links import MpiLink
 from gpucoll.core.collectives import COLLECTIVES

@@ -1,264 +1,204 @@
-"""The measurements for a tuning table: durations of calls, curves of all algorithms, and probes for the links.
+"""The measurement of durations and of links, for `gpucoll tune`, `gpucoll doctor` and the benchmark.
 
-Calls to be compared alternate, so that a disturbance of the machine affects all calls equally. A probe is a whole
-collective on all ranks at once: the constants then include the executor's overhead and shared cores and memory.
+Calls to be compared alternate, so that a disturbance of the machine affects all calls equally.
+
+During the measurement of a pair of ranks no other pair uses the hosts of the pair, and idle ranks sleep. Doubtful pairs
+are measured again with more messages, and the better figures count: other processes on a host delay most messages, but
+not all.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import math
-import statistics
+import importlib
+import itertools
+import random
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
-from gpucoll import internal
-from gpucoll.algorithms import algorithms, find, registry
-from gpucoll.communicator import Communicator
-from gpucoll.core.collectives import COLLECTIVES, Side
-from gpucoll.tuner.choice import ONE_PASS, moved, scheduled
-from gpucoll.tuner.table import Curve, LinkCost
+from gpucoll.errors import CollectiveTimeout
+from gpucoll.transport.rendezvous import becomes, wait_for_all
 
-FEWEST, MOST = 5, 25  # repetitions
-SHORT = 1e-3  # seconds; a shorter call is timed SEVERAL times in a row, since reading the clock and a barrier cost time
+FEWEST_REPEATS, MOST_REPEATS = 5, 25
+SHORT_CALL = 1e-3  # seconds; a shorter call is timed SEVERAL times in a row, since clock and barrier cost time
 SEVERAL = 8
 
 
-def samples(comm: Communicator, calls: Sequence[Callable[[], Any]], seconds: float,
-            device: str = "cpu") -> list[list[float]]:
-    """Return for each call the durations on the slowest rank, repeated for about `seconds` in all.
+def turns(count: int, repetition: int) -> list[int]:
+    """Return the order of measuring: none of `count` calls is always first, or always after the same other call."""
+    direction = -1 if repetition % 2 else 1
+    return [(repetition + direction * turn) % count for turn in range(count)]
 
-    A collective call with the same result on every rank. Each call is made twice before the measurement.
+
+def repeats(seconds: float, spent: float, most: int = MOST_REPEATS) -> int:
+    """Return the number of repetitions in about `seconds`, if one takes the seconds `spent`."""
+    return max(FEWEST_REPEATS, min(most, int(seconds / max(spent, 1e-9))))
+
+
+def in_turn(mpi: Any, calls: Sequence[Callable[[], Any]], count: int, device: str = "cpu",
+            several: Sequence[int] = ()) -> list[list[float]]:
+    """Return for each call `count` durations on the slowest rank. A collective call with the same result on every rank.
+
+    `several` has for each call how many are made, and timed, in a row; by default one.
     """
-    # Warm up: a first call may plan, connect and allocate.
-    for call in (*calls, *calls):
-        _time(comm, call, 1, device)
-    several, spent = [], 0.0
-    for call in calls:
-        first = max(comm.mpi.allgather(_time(comm, call, 1, device)))
-        several.append(SEVERAL if first < SHORT else 1)
-        spent += first * several[-1]
-    mine = numpy.zeros((max(FEWEST, min(MOST, int(seconds / max(spent, 1e-9)))), len(calls)))
-    for turn, row in enumerate(mine):
-        # Rotate the order, so that no call always follows the same other call.
-        for column in numpy.roll(range(len(calls)), -turn):
-            row[column] = _time(comm, calls[column], several[column], device)
-    slowest: list[list[float]] = numpy.array(comm.mpi.allgather(mine)).max(0).T.tolist()
+    mine = numpy.zeros((count, len(calls)))
+    for repetition, row in enumerate(mine):
+        for number in turns(len(calls), repetition):
+            row[number] = _time(mpi, calls[number], several[number] if several else 1, device)
+    slowest: list[list[float]] = numpy.array(mpi.allgather(mine)).max(0).T.tolist()
     return slowest
 
 
-def _time(comm: Communicator, call: Callable[[], Any], several: int, device: str) -> float:
-    comm.mpi.Barrier()
+def samples(mpi: Any, calls: Sequence[Callable[[], Any]], seconds: float, device: str = "cpu") -> list[list[float]]:
+    """Return for each call durations as `in_turn` does, repeated for about `seconds` in all. A collective call."""
+    # The first two calls warm up: they may plan, connect and allocate.
+    firsts = [taken[2] for taken in in_turn(mpi, calls, 3, device)]
+    several = [SEVERAL if first < SHORT_CALL else 1 for first in firsts]
+    return in_turn(mpi, calls, repeats(seconds, float(numpy.dot(firsts, several))), device, several)
+
+
+def _time(mpi: Any, call: Callable[[], Any], several: int, device: str) -> float:
+    mpi.Barrier()
     started = time.perf_counter()
     for _ in range(several):
         call()
     # On a GPU the call has only enqueued work.
     if device == "cuda":
-        _module(device).cuda.get_current_stream().synchronize()
+        importlib.import_module("cupy").cuda.get_current_stream().synchronize()
     return (time.perf_counter() - started) / several
 
 
-def _module(device: str) -> Any:
-    if device != "cuda":
-        return numpy
-    import cupy
+# ---------------------------------------------------------------- links between pairs of ranks
 
-    return cupy
+SHORT_MESSAGE, ROUND_TRIPS = 8, 20  # bytes, and number of round trips in the first measurement
+MOST_TRIPS, TRIP_SECONDS = 320, 0.1  # for a doubtful pair: at most so many round trips, in about so many seconds
+PIECE = 1 << 20  # bytes of a long message
+# A stream doubles until its rate is within this share of the rate before and a part of its seconds has passed, or until
+# all its seconds have passed. The last number limits the seconds of all streams of a rank.
+STEADY, LEAST_PART, STREAM_SECONDS, ALL_SECONDS = 0.03, 0.2, 1.0, 12.0
+# Seconds before each measurement: first of all pairs, then of doubtful pairs, when a disturbance may be over.
+RESTS = (0.0, 0.05, 0.2, 0.4)
+
+Pair = tuple[int, int]
+Figures = tuple[float, float]  # one-way latency of a short message in microseconds, bandwidth of a long message in MB/s
 
 
-def call_of(comm: Communicator, collective: str, nbytes: int, device: str = "cpu") -> Callable[[str], Any]:
-    """Return a function of an algorithm's name that calls `collective` on float32 arrays.
+def links(mpi: Any, hosts: Sequence[str], timeout: float,
+          doubtful: Callable[[Mapping[Pair, Figures]], list[Pair]]) -> dict[Pair, Figures]:
+    """Measure the links between all pairs of ranks of `mpi`; return their figures, the same on all ranks.
 
-    The larger of input and output has about `nbytes` bytes per rank.
+    A collective call. `hosts` has the host of every rank; `doubtful` returns the pairs to be measured again. A rank
+    without an answer for `timeout` seconds raises CollectiveTimeout; ranks waiting for this rank raise
+    CollectiveTimeout after twice this time.
     """
-    row, method, xp = COLLECTIVES[collective], getattr(comm, collective), _module(device)
-    block = max(1, nbytes // 4 // comm.size) if row.blocks else max(1, nbytes // 4)
-
-    def array(side: Side) -> Any:
-        return xp.ones((comm.size, block) if side.blocks else block, "float32") if side.exists(comm.rank, 0) else None
-
-    if collective == "barrier":
-        return lambda algorithm: method(algorithm=algorithm)
-    x, options = array(row.output if collective == "broadcast" else row.input), dict[str, Any]()
-    if collective == "reduce_scatter_v":
-        x, options = x.reshape(-1), {"counts": [block] * comm.size}
-    elif row.ragged:
-        x = [*x] if row.input.blocks and x is not None else x
-    elif collective != "broadcast":
-        options = {"out": array(row.output)}
-    return lambda algorithm: method(x, **options, algorithm=algorithm)
+    found: dict[Pair, Figures] = {}
+    pairs: list[Pair] = list(itertools.combinations(range(mpi.size), 2))
+    for rest in RESTS:
+        time.sleep(rest if pairs else 0.0)
+        for pair, (latency, bandwidth) in _measure_all(mpi, hosts, pairs, timeout, found):
+            before = found.get(pair, (latency, bandwidth))
+            found[pair] = min(latency, before[0]), max(bandwidth, before[1])
+        pairs = doubtful(found)
+    return found
 
 
-def runs(call: Callable[[], Any]) -> bool:
-    """Make a call and return whether the library accepts the arguments, a decision equal on all ranks."""
-    # ArgumentError is a ValueError.
-    with contextlib.suppress(ValueError):
-        call()
-        return True
-    return False
+def rounds(pairs: Sequence[Pair], hosts: Sequence[str]) -> Iterator[list[Pair]]:
+    """Yield `pairs` in rounds, the same on every rank; a host takes part in at most one pair of a round."""
+    # Shuffled for full rounds, since in the given order all pairs of rank 0 come first. The fixed seed makes all ranks
+    # draw the same order.
+    left = random.Random(0).sample(pairs, len(pairs))
+    while left:
+        busy, together = set[str](), list[Pair]()
+        for pair in left:
+            if busy.isdisjoint(own := {hosts[rank] for rank in pair}):
+                together.append(pair)
+                busy |= own
+        yield together
+        left = [pair for pair in left if pair not in together]
 
 
-# ---------------------------------------------------------------- every algorithm on every executor
-
-SIZES = tuple(1 << power for power in (3, 10, 12, 14, 16, 18, 20, 22, 24, 26))  # bytes
-NATIVE_SIZES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)  # bytes, without --sweep
-SECONDS = 0.25  # for each algorithm at each size
-# An algorithm slower than the fastest by this factor at two sizes in a row is not measured at larger sizes.
-HOPELESS = 3.0
-# Smallest share of a rank in bytes for this rule. At smaller shares an algorithm with many rounds is slow, but the same
-# algorithm may be the fastest at large sizes.
-BULK = 1 << 14
-Way = tuple[str, str]  # executor and algorithm
-
-
-def ways(comms: dict[str, Communicator], collective: str) -> list[Way]:
-    """Return all pairs of executor and algorithm for `collective`; `comms` has a communicator for each executor."""
-    some = next(iter(comms.values()))
-    names = scheduled(collective, some.size, some.nodes)
-    return [(executor, name) for executor in comms
-            for name in (["native"] if executor == "native" else names)]
+def _measure_all(mpi: Any, hosts: Sequence[str], pairs: Sequence[Pair], timeout: float,
+                 known: Mapping[Pair, Figures]) -> list[tuple[Pair, Figures]]:
+    mine, planned = [], [*rounds(pairs, hosts), list[Pair]()]
+    budget = min(STREAM_SECONDS, ALL_SECONDS / len(planned))
+    for together in planned:
+        if not wait_for_all(mpi, 2 * timeout, interval=1e-3):
+            raise CollectiveTimeout(f"link test: waited {2 * timeout:g} s for the measuring pairs")
+        for pair in (pair for pair in together if mpi.rank in pair):
+            link = PairLink(mpi, sum(pair) - mpi.rank, timeout)
+            # Both ranks of a pair have the same figures and so the same number of round trips.
+            trips = repeats(TRIP_SECONDS, 2e-6 * known[pair][0], MOST_TRIPS) if pair in known else ROUND_TRIPS
+            latency = link.latency(trips, begins=mpi.rank == pair[0])
+            bandwidth = 1e-6 / link.stream(budget)
+            if mpi.rank == pair[0]:
+                mine.append((pair, (float(f"{latency * 1e6:.3g}"), float(f"{bandwidth:.3g}"))))
+    return [link for links in mpi.allgather(mine) for link in links]
 
 
-def sweep(comms: dict[str, Communicator], collective: str, sizes: Sequence[int], device: str,
-          say: Callable[[str], None]) -> list[Curve]:
-    """Measure the curves of `collective` for all executors and algorithms; report by `say`. A collective call."""
-    some = next(iter(comms.values()))
-    left, slow = ways(comms, collective), dict[Way, int]()
-    curves: dict[Way, list[tuple[int, float]]] = defaultdict(list)
-    for nbytes in (0,) if collective == "barrier" else sizes:
-        made = {name: call_of(comms[name], collective, nbytes, device) for name in {executor for executor, _ in left}}
-        calls = {way: functools.partial(made[way[0]], way[1]) for way in left}
-        calls = {way: call for way, call in calls.items() if runs(call)}
-        if not calls:
-            break
-        taken = samples(some, [*calls.values()], SECONDS * len(calls), device)
-        medians = dict(zip(calls, map(statistics.median, taken), strict=True))
-        for way, seconds in medians.items():
-            curves[way].append((nbytes, seconds))
-        left = hopeful(medians, slow, nbytes // some.size)
-        best = min(medians, key=medians.__getitem__)
-        say(f"{collective:16} {nbytes:10} bytes  {1e6 * medians[best]:12.1f} us  {best[1]} on {best[0]}")
-    return [Curve(collective, *way, *zip(*points, strict=True)) for way, points in curves.items()]
+class PairLink:
+    """The link to another rank, as this rank measures it together with that rank."""
+
+    def __init__(self, mpi: Any, peer: int, timeout: float) -> None:
+        self._mpi, self._peer, self._timeout = mpi, peer, timeout
+
+    def latency(self, count: int, *, begins: bool) -> float:
+        """Return the least half of a round trip in seconds, without the first: MPI may connect during that.
+
+        The figure of the rank that begins counts: a message may wait for the other rank, whose round trip then looks
+        short.
+        """
+        buffer, halves = numpy.zeros(SHORT_MESSAGE, numpy.uint8), []
+        for _ in range(1 + count):
+            started = time.perf_counter()
+            for sends in (begins, not begins):
+                self.wait(self.post(buffer, sends=sends))
+            halves.append((time.perf_counter() - started) / 2)
+        return min(halves[1:])
+
+    def stream(self, budget: float) -> float:
+        """Return the seconds of a byte in a long exchange, the same on both ranks; see `STEADY`.
+
+        Data flow in both directions at once, as in most collectives: acknowledgements wait behind data. A rank times
+        the second half of each stream: the first bytes may be quicker than the link, where a shaper of traffic lets
+        bursts pass, and slower, where TCP's window still opens.
+        """
+        given, came = numpy.zeros((2, PIECE), numpy.uint8)
+        count, before, began = 2, 0.0, time.perf_counter()
+        while True:
+            times = []
+            for _ in range(count):
+                self.wait(self.post(came, sends=False), self.post(given, sends=True))
+                times.append(time.perf_counter())
+            mine = numpy.array([(times[-1] - times[count // 2 - 1]) / (count - count // 2) / PIECE,
+                                time.perf_counter() - began])
+            theirs = numpy.empty_like(mine)
+            self.wait(self.post(theirs, sends=False), self.post(mine, sends=True))
+            seconds, spent = map(float, (mine + theirs) / 2)
+            if spent > budget or (abs(seconds - before) <= STEADY * seconds and spent > LEAST_PART * budget):
+                return seconds
+            count, before = 2 * count, seconds
+
+    def post(self, buffer: Any, *, sends: bool) -> Any:
+        """Begin a message to or from the other rank; return the request."""
+        return (self._mpi.Isend if sends else self._mpi.Irecv)(buffer, self._peer, 1)
+
+    def wait(self, *requests: Any) -> None:
+        """Wait for messages; raise CollectiveTimeout."""
+        for request in requests:
+            if not becomes(request.Test, self._timeout, interval=0.0):
+                raise CollectiveTimeout(f"link test: rank {self._mpi.rank} received nothing from rank {self._peer} for "
+                                        f"{self._timeout:g} s")
 
 
-def hopeful(seconds: Mapping[Way, float], slow: dict[Way, int], share: int) -> list[Way]:
-    """Return the pairs of executor and algorithm worth measuring at a larger size.
+def exchange(mpi: Any, timeout: float, offsets: Sequence[int]) -> Callable[[], None]:
+    """Return a function, collective, by which each rank sends `PIECE` bytes to the ranks at `offsets`."""
+    ends = [(PairLink(mpi, (mpi.rank + sign * offset) % mpi.size, timeout), numpy.zeros(PIECE, numpy.uint8), sign > 0)
+            for sign in (-1, 1) for offset in offsets]
 
-    `seconds` are the durations at `share` bytes per rank. `slow` counts the successive sizes at which a pair was
-    hopeless, and is updated.
+    def call() -> None:
+        for link, request in [(link, link.post(buffer, sends=sends)) for link, buffer, sends in ends]:
+            link.wait(request)
 
-    >>> slow, seconds = {}, {("mpi", "ring"): 1.0, ("mpi", "star"): 9.0}
-    >>> [len(hopeful(seconds, slow, share)) for share in (8, 8, 8, 1 << 16, 1 << 18)]
-    [2, 2, 2, 2, 1]
-    """
-    limit = HOPELESS * min(seconds.values())
-    for way, taken in seconds.items():
-        slow[way] = slow.get(way, 0) + 1 if share >= BULK and taken > limit else 0
-    return [way for way in seconds if slow[way] < 2]
-
-
-# ---------------------------------------------------------------- probes, and the fit
-
-PROBE_SECONDS = 0.15  # for each size
-POLL_INTERVAL = 1e-3  # seconds between two polls of an idle rank
-BLOCK, LONG_BLOCK = 1 << 16, 1 << 20  # bytes
-
-
-def rows_to_measure(*, one_pass: bool) -> list[tuple[str, str, int]]:
-    """Return the probes: collective, algorithm, and bytes of a rank's block (of the whole array without blocks).
-
-    With `one_pass`, return the probes of the algorithms reading the peers' inputs directly.
-    """
-    if one_pass:
-        return [(row.collective, row.name, nbytes) for row in registry().values()
-                if row.traits.barriers and row.collective in ("all_reduce", "all_gather")
-                for nbytes in (8, BLOCK, LONG_BLOCK)]
-    return [(row.collective, row.name, nbytes) for row in registry().values() for nbytes in row.traits.probes]
-
-
-def _rarely(request: Any) -> bool:
-    """Return whether a request of MPI has ended; sleep before False, so that polling disturbs no measuring rank."""
-    ended = bool(request.Test())
-    time.sleep(0 if ended else POLL_INTERVAL)
-    return ended
-
-
-def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
-    """Return the constants of `executor` for the links within a node and for the links across nodes.
-
-    A collective call with the same result on every rank. The node with the largest alpha represents all nodes.
-    """
-    costs = []
-    for name, color in (("node", comm.node), ("network", 0 if comm.local_rank == 0 else None)):
-        part = comm.split(color)
-        constants: list[dict[str, float]] = []
-        if part is not None:
-            with part:
-                constants = _measured(part, executor, device) if part.size > 1 else []
-        # No deadline: the measuring may take long, and its own calls have deadlines.
-        internal.waits_of(comm).until(functools.partial(_rarely, comm.mpi.Ibarrier()), "measuring", math.inf)
-        everyone = [one for one in comm.mpi.allgather(constants) if one]
-        for kind, rows in zip((executor, ONE_PASS), zip(*everyone, strict=True), strict=False):
-            costs.append(LinkCost(kind, name, **max(rows, key=lambda one: one["alpha"])))
-    return costs
-
-
-def _measured(part: Communicator, executor: str, device: str) -> list[dict[str, float]]:
-    """Return the constants of an executor; for `shared`, also the constants of algorithms that read peers' inputs."""
-    gpu = part.device if device == "cuda" else None
-    with Communicator.from_mpi(part.mpi, executor=executor, device=gpu) as comm:
-        kinds = (False, True) if (executor, device) == ("shared", "cpu") else (False,)
-        return [fit([*_probes(comm, device, rows_to_measure(one_pass=kind))]) for kind in kinds]
-
-
-def _probes(comm: Communicator, device: str, rows: Sequence[tuple[str, str, int]]) -> Iterator[Probe]:
-    for collective, algorithm, block in rows:
-        nbytes = block * (comm.size if collective in ("all_gather", "reduce_scatter") else 1)
-        call = functools.partial(call_of(comm, collective, nbytes, device), algorithm)
-        seconds = statistics.median(samples(comm, [call], PROBE_SECONDS, device)[0])
-        cost = find(collective, algorithm).price(comm.size, nbytes)
-        yield Probe(cost["rounds"], moved(cost, str(comm.executor)), cost["reduced"], cost["gaps"], seconds)
-
-
-def serves(comm: Communicator, device: str) -> bool:
-    """Return whether the executor of `comm` accepts an all-reduce of the ranks on `device`.
-
-    The call names an algorithm, because GPUCOLL_ALGO must not influence the result.
-    """
-    algorithm = "native" if comm.executor == "native" else algorithms("all_reduce", size=comm.size)[0]
-    return runs(functools.partial(call_of(comm, "all_reduce", 8, device), algorithm))
-
-
-CONSTANTS = ("alpha", "beta", "gamma", "gap")
-
-
-class Probe(NamedTuple):
-    """A measured duration and the factors of the constants alpha, beta, gamma and gap."""
-
-    rounds: float
-    moved: float  # bytes
-    reduced: float  # bytes
-    further: float  # messages beyond the first message of each round
-    seconds: float
-
-
-def fit(probes: Sequence[Probe]) -> dict[str, float]:
-    """Return the nonnegative constants that fit `probes` best, by least squares of the relative errors."""
-    seconds = numpy.array([probe.seconds for probe in probes])
-    matrix = numpy.array([probe[:-1] for probe in probes], float) / seconds[:, None]
-    used = [column for column in range(len(CONSTANTS)) if matrix[:, column].any()]
-    values = numpy.zeros(len(CONSTANTS))
-    while used:
-        scale = matrix[:, used].max(0)
-        constants = numpy.linalg.lstsq(matrix[:, used] / scale, numpy.ones(len(probes)), rcond=None)[0] / scale
-        # A negative constant has no meaning: set the smallest constant to 0 and fit the others again.
-        if (constants >= 0).all():
-            values[used] = constants
-            break
-        used.pop(int(constants.argmin()))
-    return dict(zip(CONSTANTS, map(float, values), strict=True))
+    return call

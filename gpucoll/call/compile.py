@@ -18,7 +18,7 @@ from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Call, CallRequest, Executor, Refusal
 from gpucoll.executors.engine.failures import culprit_of, show_failure
 from gpucoll.executors.mpi import MpiExecutor
-from gpucoll.health.flight import CALLS, HEAD, LAST, Flight
+from gpucoll.health.flight import CALLS, LAST, PREAMBLE, Flight
 from gpucoll.health.guard import Guard
 from gpucoll.health.observed import CallObserver, observed
 from gpucoll.health.preflight import Preflight
@@ -131,7 +131,7 @@ class HostBackend:
     def __init__(self, link: Transport, timeout: float, asked: str | None, check: str | None) -> None:
         self._own = link.executor  # of a transport that carries out all calls itself
         self.heap = Heap(link.place.size, functools.partial(reserved, shared=self._own is None))
-        shared, messages, native = (None, None, None) if self._own else _made(link, timeout, asked, check)
+        shared, messages, native = (None, None, None) if self._own else _host_executors(link, timeout, asked, check)
         self._native = native
         there = (self._own, shared, messages, self._native)
         self.executors: tuple[Executor, ...] = tuple(one for one in there if one is not None)
@@ -155,7 +155,7 @@ class HostBackend:
             if not self._shared.kind.compares:
                 self._shared.comparison = comparison
             if flight is not None:
-                self._shared.record(flight.memory, LAST, HEAD, CALLS)
+                self._shared.record(flight.memory, LAST, PREAMBLE, CALLS)
 
     def observed(self, call: Call) -> Call:
         """Return `call` with its comparison and its reports, as far as the engine does not compare and record it."""
@@ -274,16 +274,16 @@ class HostBackend:
         self.heap.close()
 
 
-def _made(link: Transport, timeout: float, asked: str | None, check: str | None
+def _host_executors(link: Transport, timeout: float, asked: str | None, check: str | None
           ) -> tuple[NodeEngine | None, NodeEngine | MpiExecutor, NativeExecutor | None]:
     """Return the executors for host arrays: of shared memory, of messages, of MPI. A collective call of processes."""
-    from gpucoll.executors.engine import KINDS, NodeEngine, library
+    from gpucoll.executors.engine import HOST_KINDS, NodeEngine, library
     from gpucoll.executors.engine.wires import agreed_wire
 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID
     shared = native = None
     # Also beside executors of GPUs: the engine compares their calls.
-    if link.shares_memory and (asked not in KINDS or KINDS[asked].carries):
+    if link.shares_memory and (asked not in HOST_KINDS or HOST_KINDS[asked].carries):
         shared = NodeEngine(link, timeout, check, name)
         # Threads meet in `init_local`: one thread may make all communicators.
         if link.mpi is not None:

@@ -41,7 +41,7 @@ from gpucoll.core.dtypes import is_whole
 from gpucoll.core.ops import NOT_IN, OPS, Op, Order, op_of
 from gpucoll.device.launch import DeviceRow, Output, output_of
 from gpucoll.errors import REFUSALS, ArgumentError, BackendError, CollectiveTimeout, UsageError
-from gpucoll.executors import Call, CallRequest, Launcher, ReadyCall
+from gpucoll.executors import Call, CallLauncher, CallRequest, ReadyCall
 from gpucoll.health.flight import TIMED, kind_of
 from gpucoll.progress.operations import Operation, Work, keep_for_ever
 
@@ -77,7 +77,7 @@ class KnownCall:
     rows: tuple[Any, Any] | None = None
     allocates: tuple[tuple[int, ...], Any] | None = None
     is_new: bool = False  # whether each call makes a new result, where this rank has a result
-    launch: Launcher | None = None  # enqueues the call on a GPU without a wait
+    launch: CallLauncher | None = None  # enqueues the call on a GPU without a wait
     output: Output | None = None
     options: Key = ()  # name, op, root and algorithm of a call in the table
 

@@ -18,7 +18,7 @@ from gpucoll.launch.ctrl_c import ended_well
 from gpucoll.launch.launchers import launched
 from gpucoll.version import __version__
 
-TYPES = {"ranks": size_range, "count": at_least(1), "number": at_least(0)}  # of arguments, by their names in verbs.toml
+ARGUMENT_TYPES = {"ranks": size_range, "count": at_least(1), "number": at_least(0)}  # by the names in verbs.toml
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -97,7 +97,7 @@ def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[P
         verb = verbs.add_parser(name, help=row["help"], description=row.get("description"))
         verb.set_defaults(run=functools.partial(_call, row["call"]))
         for argument, options in row["arguments"].items():
-            kind = {"type": TYPES[options["type"]]} if "type" in options else {}
+            kind = {"type": ARGUMENT_TYPES[options["type"]]} if "type" in options else {}
             verb.add_argument(*argument.split(), **options | kind)
     return parser, verbs.choices
 

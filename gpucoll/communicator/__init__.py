@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, Unpack
 
-from gpucoll.communicator.elastic import TIMEOUT, joined, same_options
+from gpucoll.communicator.elastic import NEWCOMER_TIMEOUT, joined, same_options
 from gpucoll.communicator.lifecycle import tell_meeting
 from gpucoll.communicator.links import LocalLink, MpiLink, StoreLink
 from gpucoll.communicator.methods import Communicator
@@ -111,7 +111,7 @@ def init(*, store: str | None = None, rank: int | None = None, size: int | None 
     return _world
 
 
-def join(store: str, timeout: float = TIMEOUT) -> Communicator:
+def join(store: str, timeout: float = NEWCOMER_TIMEOUT) -> Communicator:
     """Return a newcomer's communicator: this process becomes a rank when the ranks at `store` call `grow`.
 
     `store` is the ``address`` of the ranks' communicator: the store given to `init`, if there is one. The ranks call

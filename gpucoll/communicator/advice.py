@@ -46,7 +46,7 @@ def explain(core: Core, collective: str, nbytes: int, dtype: Any, device: str | 
     times = [_known(core, row.name, one.executor, one.algorithm, nbytes) for one in found]
     told = explained(row.name, nbytes, core.size,
                      f"the table {core.tuner.source(where)}", found, times, considered)
-    for one in core.gpus[where].made if where in core.gpus else ():
+    for one in core.gpus[where].made_executors if where in core.gpus else ():
         if refused := getattr(one, "unavailable_reason", None):
             told["reason"] += f"; {one.name} can run no call: {refused}"
     return told
@@ -79,6 +79,6 @@ def _known(core: Core, collective: str, executor: str, algorithm: str, nbytes: i
 
 def _able(core: Core, request: CallRequest, where: str) -> tuple[str, ...]:
     # Making the peer executor is a collective call, so its share is unknown until the first call has made it.
-    if where != "cpu" and (where not in core.gpus or not core.gpus[where].made or core.gpus[where].make_peer):
+    if where != "cpu" and (where not in core.gpus or not core.gpus[where].made_executors or core.gpus[where].make_peer):
         return ON_A_GPU if where == "cuda" else ON_A_GPU[:1]
     return able(core.host if where == "cpu" else core.gpus[where], request, core.options.executor)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from gpucoll.algorithms import registry
 from gpucoll.arrays import HOST, Space, is_borrowed, on_gpu, torch_stream
 from gpucoll.call.table import Calls
-from gpucoll.communicator.gpu import FIRST, Gpu, make_gpu, offered
+from gpucoll.communicator.gpu import FIRST_GPU_CALL, Gpu, make_gpu, offered
 from gpucoll.communicator.lifecycle import assemble
 from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.communicator.transports import Transport
@@ -91,7 +91,7 @@ class Core:
             return own
         known = self.gpus.get(name)
         if known is None or (meets and known.meet is not None):
-            self._together(functools.partial(self._make_gpu, name, meets=meets), FIRST, meets=meets)
+            self._together(functools.partial(self._make_gpu, name, meets=meets), FIRST_GPU_CALL, meets=meets)
         return self.gpus[name]
 
     def _make_gpu(self, name: str, *, meets: bool) -> None:

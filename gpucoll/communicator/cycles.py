@@ -19,7 +19,7 @@ from gpucoll.progress.partners import size_of
 from gpucoll.progress.waits import Progress
 
 # Seconds of a wait before it is shown, and between two looks at the board: most waits end sooner, and pay nothing.
-AFTER, LOOK = 0.1, 0.05
+AFTER, BOARD_INTERVAL = 0.1, 0.05
 
 
 class StuckEnd(NamedTuple):
@@ -46,7 +46,7 @@ class ShownWait(NamedTuple):
 
 
 # A step of a cycle: a rank, the number of its wait, and whether the rank waits for the next one in a send.
-Step = tuple[int, int, bool]
+CycleStep = tuple[int, int, bool]
 
 
 class Cycles:
@@ -73,7 +73,7 @@ class Cycles:
         if not acquire(blocking=False):
             return  # the progress thread is at work: look at the next poll
         try:
-            self._next = now + LOOK
+            self._next = now + BOARD_INTERVAL
             board = self._board()
             # A receive of any rank, or a message that has not begun, may still match a message of another rank.
             if board is None or any(end.requests == () for one in (work, *self._waits.messages()) for end in one.ends):
@@ -95,7 +95,7 @@ class Cycles:
 
     def told(self) -> UsageError | None:
         """Return the error of the cycle in which a rank has found the wait shown, or None."""
-        board, steps, rank = self._shown_on, list[Step](), self._rank
+        board, steps, rank = self._shown_on, list[CycleStep](), self._rank
         waits = {} if board is None else _waits(board)
         # The judge notes its own rank last: before that, others may be without their step.
         judge = next((one for one in waits if board.verdict(one, one)[0] and
@@ -121,7 +121,7 @@ class Cycles:
         is_shown = wait is not None and wait.number % 2 == 1
         return " and ".join(end.describe(wait.place) for end in wait.ends) if wait is not None and is_shown else ""
 
-    def _error(self, cycle: Sequence[Step], waits: Mapping[int, ShownWait]) -> UsageError:
+    def _error(self, cycle: Sequence[CycleStep], waits: Mapping[int, ShownWait]) -> UsageError:
         stories, first = [], cycle.index(min(cycle))
         for rank, _, sends in (*cycle[first:], *cycle[:first]):  # the same words on all ranks
             end = next(end for end in waits[rank].ends if end.sends == sends)
@@ -136,7 +136,7 @@ def _waits(board: Any) -> dict[int, ShownWait]:
             for rank, (number, place, ends) in board.shown_waits().items()}
 
 
-def ring(start: int, waits: Mapping[int, ShownWait]) -> list[Step]:
+def ring(start: int, waits: Mapping[int, ShownWait]) -> list[CycleStep]:
     """Return a shortest cycle of stuck waits through rank `start`, [] without one.
 
     >>> def wait(partner, sends=True, stuck_by=1):
@@ -146,7 +146,7 @@ def ring(start: int, waits: Mapping[int, ShownWait]) -> list[Step]:
     >>> ring(0, {0: wait(1), 1: wait(0, stuck_by=0)})
     []
     """
-    before: dict[int, Step] = {}
+    before: dict[int, CycleStep] = {}
     queue = [start]
     for rank in queue:
         for end in waits[rank].ends if rank in waits else []:
@@ -154,7 +154,7 @@ def ring(start: int, waits: Mapping[int, ShownWait]) -> list[Step]:
             if end.stuck_by and partner is not None and end.stuck_by == partner.number and end.partner not in before:
                 before[end.partner] = (rank, waits[rank].number, end.sends)
                 queue.append(end.partner)
-    steps = list[Step]()
+    steps = list[CycleStep]()
     while start in before and (not steps or steps[0][0] != start):
         steps.insert(0, before[steps[0][0] if steps else start])
     return steps

@@ -12,7 +12,7 @@ from gpucoll.communicator.metadata import check_alike
 from gpucoll.communicator.transports import Transport
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, BackendError, GpucollError, RankFailedError, RevokedError, UsageError
-from gpucoll.health.guard import LEAVES
+from gpucoll.health.guard import REPORT_TIMEOUT
 from gpucoll.launch import bootstrap, launchers, regroup
 from gpucoll.progress.operations import in_thread
 from gpucoll.progress.waits import Progress
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpucoll.communicator.methods import Communicator
 
 AnyLink = TypeVar("AnyLink", bound=Transport)
-TIMEOUT = 60.0  # seconds for newcomers to come, by default
+NEWCOMER_TIMEOUT = 60.0  # seconds for newcomers to come, by default
 
 
 def same_options(link: Transport, wanted: bootstrap.Options) -> Transport:
@@ -108,7 +108,7 @@ def _is_death(error: BaseException | None, link: Transport | None) -> bool:
             getattr(error, "__cause__", None), StoreError):
         return True
     # The memory of a dying process is out of reach before its end is visible.
-    return isinstance(error, BackendError) and link is not None and bool(link.processes.ended(LEAVES))
+    return isinstance(error, BackendError) and link is not None and bool(link.processes.ended(REPORT_TIMEOUT))
 
 
 def _lost(call: str, error: Exception, link: Transport | None) -> RankFailedError:
@@ -119,7 +119,7 @@ def _lost(call: str, error: Exception, link: Transport | None) -> RankFailedErro
                            ranks=link.processes.ended() if link else ())
 
 
-def _made(place: regroup.Place, make: Callable[[Transport, bootstrap.Options], Communicator],
+def _open_group(place: regroup.Place, make: Callable[[Transport, bootstrap.Options], Communicator],
           options: bootstrap.Options, call: str, before: Transport | None = None
           ) -> tuple[Communicator | None, Transport | None, GpucollError | None]:
     """Make the communicator of a new group; return it once all ranks have made it.
@@ -235,7 +235,7 @@ def _regrouped(comm: Communicator) -> Communicator:
     while True:
         try:
             place = regroup.survivors(members, ended, comm.timeout, comm.options)
-            made, _, error = _made(place, type(comm), comm.options, "shrink", link)
+            made, _, error = _open_group(place, type(comm), comm.options, "shrink", link)
         except StoreError as lost:
             made, error = None, lost
         if made is not None:
@@ -273,7 +273,7 @@ def grow(comm: Communicator, size: Any, seats: Sequence[int], timeout: Any, call
         place = regroup.grown(link.members, int(size), seats, lambda facts: core.metadata.all_gather({**facts}, call),
                               lambda: any(map(link.has_left, range(comm.size))), patience, comm.timeout / 2,
                               comm.options)
-        made, new, lost = _made(place, type(comm), comm.options, "grow", link)
+        made, new, lost = _open_group(place, type(comm), comm.options, "grow", link)
     except StoreError as error:
         lost = error
     if made is None and lost is not None:
@@ -297,7 +297,7 @@ def joined(store: str, timeout: float, make: Callable[[Transport, bootstrap.Opti
         options = bootstrap.Options(*place.options)  # as the members have them, but the newcomer's GPU is its own
         options = options._replace(device="emulated" if options.emulated else None)
         bootstrap.end_together()
-        made, link, lost = _made(place, make, options, "grow")
+        made, link, lost = _open_group(place, make, options, "grow")
         if made is not None:
             return made
         if place.lineage.entry is not None:

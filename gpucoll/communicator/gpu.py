@@ -31,7 +31,7 @@ from gpucoll.health.preflight import Deferring
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.progress.operations import Operation, keep_for_ever
-from gpucoll.progress.pauses import POLL_INTERVAL
+from gpucoll.progress.pauses import SHORTEST_SLEEP
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import exchange
 from gpucoll.transport.tags import TAGS, Tag
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gpucoll.device.pairs import Pairs
     from gpucoll.executors.peer import PeerExecutor
 
-FIRST = "the first call on a GPU"  # in which all ranks meet, unless it is a message
+FIRST_GPU_CALL = "the first call on a GPU"  # in which all ranks meet, unless it is a message
 
 
 class Gpu:
@@ -54,7 +54,7 @@ class Gpu:
     def __init__(self, device: Device, points: DeviceTransport, meet: Callable[[Gpu], None] | None = None) -> None:
         self.device, self.points, self.meet = device, points, meet
         self.order = StreamOrder(device)
-        self.made: list[Executor] = []
+        self.made_executors: list[Executor] = []
         self._transport: DeviceTransport | None = None
         self.windows: Any = None  # symmetric memory for NCCL, if the program asks for it
         # Makes the GPU of a part of the ranks with the resources of this one, if the program asks for it: see `_split`.
@@ -70,7 +70,7 @@ class Gpu:
         from gpucoll.executors.nccl import NcclExecutor
 
         self._transport, self._scheduled = transport, NcclExecutor(self.device, transport, self.order)
-        self.made += [self._scheduled, *others]
+        self.made_executors += [self._scheduled, *others]
 
     @property
     def _transports(self) -> list[DeviceTransport]:
@@ -96,13 +96,13 @@ class Gpu:
             except UsageError:  # of all ranks: another communicator uses the GPU until it closes
                 self.make_peer = make
                 raise
-            self.made.insert(0, self._peer)
+            self.made_executors.insert(0, self._peer)
 
     @property
     def executors(self) -> tuple[Executor, ...]:
         """All executors: the peer executor first, if any, the native one last. The first access makes `peer`."""
         self._make_peer()
-        return tuple(self.made)
+        return tuple(self.made_executors)
 
     def observe(self, observers: Sequence[CallObserver], comparison: Any, record: CallRecord,
                 place: RankTopology) -> None:
@@ -148,7 +148,7 @@ class Gpu:
         while not all(event.done for event in awaited):
             if time.monotonic() > deadline:
                 return False
-            time.sleep(POLL_INTERVAL)
+            time.sleep(SHORTEST_SLEEP)
         return True
 
     def collectives_end(self, refused: list[GpucollError]) -> Operation:
@@ -198,7 +198,7 @@ class Gpu:
             self.end()
             keep_for_ever(self)
         else:
-            for executor in self.made:
+            for executor in self.made_executors:
                 executor.close()
             for transport in self._transports:
                 transport.close(captured=self.order.has_captured)
@@ -240,11 +240,11 @@ class DeviceSpace(Space):
         return self.gpu.device.asynchronous and self.stream.is_capturing()
 
     def has_unsupported_capture(self) -> bool:
-        return not all(one.captures for one in self.gpu.made) and self.is_captured()
+        return not all(one.captures for one in self.gpu.made_executors) and self.is_captured()
 
     def is_blocking(self) -> bool:
         # The question costs calls of CUDA. Before the first collective it is unknown whether the peer executor minds.
-        minds = self.gpu.make_peer is not None or any(one.minds_blocking for one in self.gpu.made)
+        minds = self.gpu.make_peer is not None or any(one.minds_blocking for one in self.gpu.made_executors)
         return minds and self.gpu.device.is_blocking(self.stream)
 
     def lead(self, stream: Stream) -> None:
@@ -438,7 +438,7 @@ def _same_ordinal(link: Transport, ordinal: int) -> Operation:
 def _threads_meet(link: Transport, waits: Progress, gpu: Gpu) -> None:
     from gpucoll.device.local import LocalTransport
 
-    waits.run(_same_ordinal(link, gpu.device.ordinal), FIRST)
+    waits.run(_same_ordinal(link, gpu.device.ordinal), FIRST_GPU_CALL)
     gpu.add(LocalTransport(link.wire, TAGS, gpu.device))
 
 

@@ -24,8 +24,8 @@ from gpucoll.progress.operations import Operation
 if TYPE_CHECKING:
     from gpucoll.communicator.lifecycle import Lifecycle
 
-MESSAGES = ("send", "recv", "sendrecv", "probe")  # the names of waits for messages between two ranks
-OPEN = ("GC-BACKEND", "GC-MEMORY")  # codes of errors of the transport: other ranks may be the reason
+MESSAGE_WAITS = ("send", "recv", "sendrecv", "probe")  # the names of waits for messages between two ranks
+TRANSPORT_CODES = ("GC-BACKEND", "GC-MEMORY")  # codes of errors of the transport: other ranks may be the reason
 REASON = 100  # characters of an exception's text that are told to the other ranks
 
 log = logging.getLogger("gpucoll")
@@ -74,9 +74,9 @@ class Leaving:
             # Other ranks' failures, and broken connections, are the fault of the ranks named. A transport error without
             # a name is nobody's known fault, and any other error this rank's own.
             is_caused = isinstance(failure, RankFailedError | CollectiveTimeout | BackendError) and failure.ranks
-            is_open = failure.code in OPEN
+            is_open = failure.code in TRANSPORT_CODES
             culprits = failure.ranks if is_caused else () if is_open else (self._rank,)
-            where = f"in {life.waits.name} {before}" if life.waits.name in MESSAGES else \
+            where = f"in {life.waits.name} {before}" if life.waits.name in MESSAGE_WAITS else \
                 f"in its call {last.number}" if last.number and not last.has_ended else before
             said = str(failure).partition("\n")[0].removesuffix("; close this communicator")
             words = f"has failed {where}: {said}"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
-WAIT = 0.05  # seconds between two looks for ranks without a thread
+THREAD_INTERVAL = 0.05  # seconds between two looks for ranks without a thread
 
 
 class MpiLink(Transport):
@@ -69,10 +69,10 @@ class MpiLink(Transport):
 
     def _meet(self, mpi: MPI.Intracomm, table: Table | None) -> None:
         # Two duplicates: messages of users and of executors must never match.
-        self.mpi = _made(mpi.Dup)
+        self.mpi = _by_mpi(mpi.Dup)
         self.points = TypedMessages(self.mpi)
-        self.wire = _made(mpi.Dup)
-        self.place = _made(lambda: bootstrap.place(self.mpi))
+        self.wire = _by_mpi(mpi.Dup)
+        self.place = _by_mpi(lambda: bootstrap.place(self.mpi))
         self.gpu_index = bootstrap.gpu_index(self.place)
         everyone = self.mpi.allgather((os.getpid(), process_namespace(), secrets.token_hex(16)))
         # Processes on other hosts, or in other containers, have no descriptors here: `Watch` sees their end.
@@ -90,7 +90,7 @@ class MpiLink(Transport):
     def split(self, color: int | None, key: int) -> MpiLink | None:
         from mpi4py import MPI
 
-        part = _made(lambda: self.mpi.Split(MPI.UNDEFINED if color is None else color, key))
+        part = _by_mpi(lambda: self.mpi.Split(MPI.UNDEFINED if color is None else color, key))
         if color is None:
             return None
         # `MpiLink` makes duplicates of its own: `part` itself is freed.
@@ -109,7 +109,7 @@ class MpiLink(Transport):
         self.mpi.Free()
 
 
-def _made(make: Callable[[], T]) -> T:
+def _by_mpi(make: Callable[[], T]) -> T:
     """Return the result of `make`; raise BackendError, on every rank, if MPI has no room for a communicator."""
     from mpi4py import MPI
 
@@ -291,7 +291,7 @@ class LocalLink(Transport):
                     raise CollectiveTimeout(f"shrink: waited {timeout:g} s for ranks {listed(sorted(late))}, which "
                                             "are alive but do not join", ranks=tuple(sorted(late)))
                 else:
-                    hub.changed.wait(WAIT)
+                    hub.changed.wait(THREAD_INTERVAL)
             hub.changed.notify_all()
             if rank not in hub.rest:
                 raise CollectiveTimeout("shrink: the other ranks went on without this late rank", ranks=(rank,))

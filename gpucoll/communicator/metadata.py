@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 Metadata: TypeAlias = dict[str, Any]
 Failure: TypeAlias = GpucollError | MemoryError | None  # the error of this rank's own part, or None
 
-BYTES, BYTES_PER_RANK = 1024, 24  # of a host message: the fixed part, and the part for each rank's count
-KEPT = 256  # entries of caches of host messages
+FIXED_BYTES, BYTES_PER_RANK = 1024, 24  # of a host message: the fixed part, and the part for each rank's count
+CACHED_HEADERS = 256  # entries of caches of host messages
 
 
 def metadata_of(x: Array, shape: Sequence[int]) -> Metadata:
@@ -126,7 +126,7 @@ def checked_rows(rows: Array, name: str, mine: Failure) -> list[Metadata]:
 
 
 def _row_bytes(ranks: int) -> int:
-    return BYTES + BYTES_PER_RANK * ranks
+    return FIXED_BYTES + BYTES_PER_RANK * ranks
 
 
 def row_with(metadata: Metadata, ranks: int, error: Failure = None) -> Array:
@@ -151,7 +151,7 @@ def _read(row: Array, name: str) -> Metadata:
                             'different calls, and the default check= names them') from error
 
 
-@functools.lru_cache(KEPT)
+@functools.lru_cache(CACHED_HEADERS)
 def _parsed(row: bytes) -> Metadata:
     found = json.loads(row.rstrip(b"\0"))
     if not isinstance(found, dict):

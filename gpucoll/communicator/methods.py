@@ -16,7 +16,7 @@ from gpucoll.call.table import CallOptions, Key
 from gpucoll.communicator import elastic, objects
 from gpucoll.communicator.advice import check_numerics, explain
 from gpucoll.communicator.core import Core
-from gpucoll.communicator.elastic import TIMEOUT, same_options
+from gpucoll.communicator.elastic import NEWCOMER_TIMEOUT, same_options
 from gpucoll.communicator.extrema import located
 from gpucoll.communicator.lifecycle import tell_meeting
 from gpucoll.communicator.links import MpiLink
@@ -458,7 +458,7 @@ class Communicator:
         """
         return elastic.shrink(self)
 
-    def grow(self, size: int, timeout: float = TIMEOUT) -> Communicator:
+    def grow(self, size: int, timeout: float = NEWCOMER_TIMEOUT) -> Communicator:
         """Return a communicator of `size` ranks: members keep their ranks, newcomers (`gpucoll.join`) follow.
 
         A collective call of all members. Newcomers connect to `address` and prove themselves by GPUCOLL_SECRET. They
@@ -469,7 +469,7 @@ class Communicator:
         """
         return elastic.grow(self, size, range(self.size), timeout, "grow")
 
-    def replace(self, timeout: float = TIMEOUT) -> Communicator:
+    def replace(self, timeout: float = NEWCOMER_TIMEOUT) -> Communicator:
         """Return a communicator of as many ranks as before: survivors keep their ranks, newcomers take the lost ones.
 
         A collective call of all surviving ranks: `shrink`, then `grow`; this communicator fails and is closed. Raises

@@ -23,7 +23,7 @@ from gpucoll.errors import ArgumentError
 if TYPE_CHECKING:
     from gpucoll.communicator.methods import Communicator
 
-LONG = 1 << 18  # bytes of a buffer whose copies take longer than a call of its own
+LONG_BYTES = 1 << 18  # bytes of a buffer whose copies take longer than a call of its own
 ALIGNED = 16  # bytes: the longest element of an array
 
 
@@ -83,7 +83,7 @@ def _row(name: str, obj: Any) -> tuple[Array, list[Array]]:
     buffers: list[Array] = []
 
     def is_short(buffer: pickle.PickleBuffer) -> bool:
-        if buffer.raw().nbytes < LONG:
+        if buffer.raw().nbytes < LONG_BYTES:
             return True
         buffers.append(numpy.frombuffer(buffer.raw(), numpy.uint8))
         return False

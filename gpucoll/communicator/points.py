@@ -17,10 +17,10 @@ from gpucoll.communicator.cycles import Cycles
 from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.communicator.transports import Transport
 from gpucoll.core.dtypes import CODES, code_of, is_whole
-from gpucoll.device import NO_CAPTURE, Part
+from gpucoll.device import NO_CAPTURE, GroupPart
 from gpucoll.errors import ArgumentError, GpucollError, MismatchError, RevokedError, UsageError
 from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work, in_thread, together
-from gpucoll.progress.partners import RECEIVE, SEND, End, State
+from gpucoll.progress.partners import RECEIVING, SENDING, End, State
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, MAX_MESSAGE, TAGS
 
@@ -33,7 +33,7 @@ NO_WILDCARD = ("NCCL has no tags, and takes no message from anybody: a GPU array
 PLAIN = "?bBhHiIlLqQefdFD"  # codes of the dtypes common to NumPy and this library
 # The engine's answers to a blocking message; any other answer is STARTED: the requests of the receive and the send.
 DONE, LEFT_TO_PYTHON = True, NotImplemented
-NAMES = {code: name for name, code in CODES.items()}
+NAME_OF = {code: name for name, code in CODES.items()}
 
 
 class Special(enum.IntEnum):
@@ -101,8 +101,8 @@ class Batch:
         self._messages: list[PointMessage] = []
         self._rows: list[Array] = []
         self._targets: list[Target] = []
-        self._sends: list[Part] = []
-        self._receives: list[Part] = []
+        self._sends: list[GroupPart] = []
+        self._receives: list[GroupPart] = []
         self.ends: list[End] = []
         self.completion = space.completion()
 
@@ -136,9 +136,9 @@ class Batch:
             raise
 
 
-def _part(row: Array, peer: int | None, tag: int | None) -> Part:
+def _part(row: Array, peer: int | None, tag: int | None) -> GroupPart:
     # Wildcards are refused for GPU arrays.
-    return Part(address(row), row.nbytes, cast("int", peer), cast("int", tag))
+    return GroupPart(address(row), row.nbytes, cast("int", peer), cast("int", tag))
 
 
 class PointToPoint:
@@ -274,7 +274,7 @@ class PointToPoint:
             if came is not None:
                 yield came.Test
                 check_received(came, src, code_of(out.dtype), out.nbytes)
-                state[RECEIVE] = None
+                state[RECEIVING] = None
             if sent is not None:
                 yield sent.Test
         except BaseException:
@@ -356,10 +356,10 @@ class PointToPoint:
     def _send(self, x: Array, dst: int, tag: int | None, state: State) -> Generator[Pending, None, None]:
         row = flat(x, HOST)  # a copy if `x` is strided: keep it until the send has ended
         code = code_of(row.dtype)
-        state[SEND] = requests = [self.carrier.Isend([piece, BYTES], dst, tag, code) for piece in pieces_of(row)]
+        state[SENDING] = requests = [self.carrier.Isend([piece, BYTES], dst, tag, code) for piece in pieces_of(row)]
         try:
             yield lambda: all(request.Test() for request in requests)
-            state[SEND] = None
+            state[SENDING] = None
         except BaseException:
             cancel([], (requests, row))
             raise
@@ -370,12 +370,12 @@ class PointToPoint:
             src, tag, _ = yield from self.found(src, tag, message.status)
         row = out.reshape(-1) if out.flags.c_contiguous else numpy.empty(out.size, out.dtype)
         pieces, code = pieces_of(row), code_of(row.dtype)
-        state[RECEIVE] = requests = [self.carrier.Irecv([piece, BYTES], src, tag, code) for piece in pieces]
+        state[RECEIVING] = requests = [self.carrier.Irecv([piece, BYTES], src, tag, code) for piece in pieces]
         try:
             for piece, request in zip(pieces, requests, strict=True):
                 yield request.Test
                 check_received(request, src, code, len(piece))
-            state[RECEIVE] = None
+            state[RECEIVING] = None
         except BaseException:
             cancel(requests, (out, row))
             raise
@@ -479,7 +479,7 @@ def check_received(request: Any, source: int, code: int, room: int) -> None:
     """Raise MismatchError if a message that has come has another dtype, or another length than `room` bytes."""
     # `settled`: the message is consumed, so the error does not make the communicator unusable.
     if request.came not in (0, code):
-        raise MismatchError(f"recv: rank {source} sent {NAMES[request.came]}, out is {NAMES[code]}",
+        raise MismatchError(f"recv: rank {source} sent {NAME_OF[request.came]}, out is {NAME_OF[code]}",
                             code="GC-DTYPE", ranks=(source,), settled=True)
     if request.length != room:
         sent = "more bytes" if request.length < 0 else f"{request.length} bytes"

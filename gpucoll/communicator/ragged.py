@@ -21,7 +21,7 @@ from gpucoll.arrays import HOST, Array, RankInfo, flat, joined, kind_of, on_gpu
 from gpucoll.arrays.blocks import check_blocks, check_rows, form_blocks, prepare_blocks, room_for
 from gpucoll.call.table import CallOptions, Key, reports_refusals
 from gpucoll.communicator.core import Core
-from gpucoll.communicator.metadata import KEPT, Metadata, check_alike, checked_rows, exchange_key, row_with
+from gpucoll.communicator.metadata import CACHED_HEADERS, Metadata, check_alike, checked_rows, exchange_key, row_with
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import are_whole, numpy_dtype, row_of
 from gpucoll.core.signature import COUNTS, counts_text
@@ -32,7 +32,7 @@ from gpucoll.executors.engine.plans import shown
 T = TypeVar("T")
 MOST_EXCHANGES = 64  # of lengths that have changed, before they are taken from an earlier call again
 # Calls with counts given by the caller, by their names in the engine's table.
-COUNTED = {f"{name} {COUNTS}": name for name in ("all_gather_v", "gather_v", "reduce_scatter_v")}
+COUNTED_V = {f"{name} {COUNTS}": name for name in ("all_gather_v", "gather_v", "reduce_scatter_v")}
 Counts = tuple[int, ...]
 
 
@@ -91,7 +91,7 @@ class LengthCache:
 
     def keep(self, key: tuple[str, bytes], agreed: tuple[Counts, ...]) -> tuple[tuple[Counts, ...], str]:
         """Keep the counts of all ranks by the host messages that told them; return them with their digest."""
-        if len(self.agreed) >= KEPT or len(self.messages) >= KEPT:
+        if len(self.agreed) >= CACHED_HEADERS or len(self.messages) >= CACHED_HEADERS:
             for known in (self.agreed, self.messages, self.joined):
                 known.clear()
         return self.agreed.setdefault(key, (agreed, _digest_of(key[1])))
@@ -102,7 +102,7 @@ class VectorVariants:
 
     def __init__(self, core: Core) -> None:
         self._core, self._lengths = core, LengthCache()
-        core.calls.others = dict.fromkeys(("all_gather_v", "gather_v", "scatter_v", "all_to_all_v", *COUNTED), self._do)
+        core.calls.others = dict.fromkeys(("all_gather_v", "gather_v", "scatter_v", "all_to_all_v", *COUNTED_V), self._do)
 
     def known(self, name: str, root: Any, algorithm: Any, x: Any, out: Any, stream: Any, async_op: bool) -> Any:
         """Run a call without counts, by the engine if it knows the lengths of an earlier call."""
@@ -117,9 +117,9 @@ class VectorVariants:
         """Run a call unknown to the engine. With counts of the caller, these are `root`, and `op` is op or root."""
         options = CallOptions(algorithm, async_op, stream)
         if name == "reduce_scatter_v counts":
-            return self._counted(COUNTED[name], x, root, out, options, op=op, kind=dtype)
-        if name in COUNTED:
-            return self._counted(COUNTED[name], x, root, out, options, root=op)
+            return self._counted(COUNTED_V[name], x, root, out, options, op=op, kind=dtype)
+        if name in COUNTED_V:
+            return self._counted(COUNTED_V[name], x, root, out, options, root=op)
         if name == "scatter_v":
             return self._scatter(x, out, root, options)
         if name == "all_to_all_v":
@@ -321,7 +321,7 @@ class VectorVariants:
         if not core.calls.engine.cache_call(
                 *cache_key, x, result, out, plan, core.calls.seconds_of(ready.call), request.nbytes,
                 blocks.taken if is_list else None, *shown(shown_call)):
-            if len(self._lengths.joined) >= KEPT:  # counts of callers may change with every call
+            if len(self._lengths.joined) >= CACHED_HEADERS:  # counts of callers may change with every call
                 self._lengths.joined.clear()
             self._lengths.joined.add(cache_key)
         return cache_key not in self._lengths.joined
@@ -414,6 +414,6 @@ def _metadata_of(dtype: numpy.dtype, tail: tuple[int, ...], gpu: bool, counts: C
     return {"dtype": row_of(dtype).name, "tail": tail, "gpu": gpu, "counts": counts}
 
 
-@functools.lru_cache(KEPT)
+@functools.lru_cache(CACHED_HEADERS)
 def _row_of(dtype: numpy.dtype, tail: tuple[int, ...], gpu: bool, counts: Counts, ranks: int) -> Array:
     return row_with(_metadata_of(dtype, tail, gpu, counts), ranks)

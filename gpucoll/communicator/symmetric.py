@@ -15,7 +15,7 @@ from gpucoll.core.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, DtypeError, GpucollError, nearest
 from gpucoll.progress.operations import keep_for_ever
 
-DEVICES = ("cpu", "cuda")
+HEAP_KINDS = ("cpu", "cuda")
 
 
 class SymmetricHeaps:
@@ -100,8 +100,8 @@ class SymmetricHeaps:
 
     def _where(self, name: str, device: Any) -> str:
         """Return the kind of memory asked for: cpu, emulated or cuda."""
-        if device not in (None, *DEVICES):
-            raise ArgumentError(f"{name}: no device is named {device!r}{nearest(device, DEVICES)}", code="GC-DEVICE")
+        if device not in (None, *HEAP_KINDS):
+            raise ArgumentError(f"{name}: no device is named {device!r}{nearest(device, HEAP_KINDS)}", code="GC-DEVICE")
         if device == "cuda" and self._core.device is None:
             raise BackendError(f"{name}: CuPy finds no GPU in this process", code="GC-NO-GPU")
         return "cuda" if device == "cuda" else "emulated" if self._core.emulated else "cpu"

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of an output without room, or without a terminal
-PATIENCE = 5.0  # seconds for a stream to take its content: a reader may have stopped to read without an end
+OUTPUT_TIMEOUT = 5.0  # seconds for a stream to take its content: a reader may have stopped to read without an end
 
 
-def attempt(act: Callable[[], object], patience: float = PATIENCE) -> bool:
+def attempt(act: Callable[[], object], patience: float = OUTPUT_TIMEOUT) -> bool:
     """Call `act`, for at most `patience` seconds; return whether it has ended without an error. Never raises."""
     went_well = False
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 from gpucoll.errors import ArgumentError, nearest
 
 # Upper bound of a time in a file, in seconds: sums of times stay finite.
-LONGEST = 1e9
+LONGEST_TIME = 1e9
 # A string, a comment or a word, and a dot that makes it a part of a key; and the most parts of a key: Python's parser
 # takes time and memory by their square.
-PART = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|\#[^\n]*|(?<![\w-])[\w-]+)[ \t]*(\.[ \t]*)?""")
-MOST_PARTS = 64
+KEY_PART = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?|\#[^\n]*|(?<![\w-])[\w-]+)[ \t]*(\.[ \t]*)?""")
+MOST_KEY_PARTS = 64
 T = TypeVar("T")
 # A check takes a key and a value, and returns the fault as a text, None for a good value.
 Check = Callable[[str, Any], str | None]
@@ -41,7 +41,7 @@ def number(key: str, value: Any, most: float, unit: str = "") -> str | None:
     return None if right else f"{key} {value!r} is not a number{unit}, 0 to {most:g}"
 
 
-seconds: Check = functools.partial(number, most=LONGEST, unit=" of seconds")
+seconds: Check = functools.partial(number, most=LONGEST_TIME, unit=" of seconds")
 
 
 def count(key: str, value: Any, least: int = 1, most: int = 1 << 53) -> str | None:
@@ -77,10 +77,10 @@ class TomlFile(NamedTuple):
         try:
             text = content.decode()
             end = parts = 0
-            for part in PART.finditer(text):
+            for part in KEY_PART.finditer(text):
                 parts, end = (parts + 1 if part.start() == end else 1) if part[1] else 0, part.end()
-                if parts == MOST_PARTS:
-                    raise ValueError(f"a key has more than {MOST_PARTS} parts")
+                if parts == MOST_KEY_PARTS:
+                    raise ValueError(f"a key has more than {MOST_KEY_PARTS} parts")
             document = tomllib.loads(text)
         # ValueError: malformed, not UTF-8, or a number too long. RecursionError: nested too deeply.
         except (ValueError, RecursionError) as error:

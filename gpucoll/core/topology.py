@@ -229,10 +229,10 @@ def folded_all_gather(place: Fold, rank: int, size: int, core: Callable[[], Iter
         yield tuple(Send(one, rank - 1) for one in others(rank - 1))
 
 
-Part: TypeAlias = Callable[[Buffer, int, int], Slice]
+PartSlice: TypeAlias = Callable[[Buffer, int, int], Slice]
 
 
-def halving(position: int, partners: Sequence[int], source: Buffer, part: Part = Slice) -> Rounds:
+def halving(position: int, partners: Sequence[int], source: Buffer, part: PartSlice = Slice) -> Rounds:
     """Yield a reduce-scatter of 2 ** len(partners) blocks; every partner in turn contributes one half.
 
     At the end block `position` of output is reduced. Each round halves the remaining blocks: the half with the
@@ -246,7 +246,7 @@ def halving(position: int, partners: Sequence[int], source: Buffer, part: Part =
         yield (Send(given, partner), *begun, RecvReduce(kept, partner))
 
 
-def doubling(position: int, partners: Sequence[int], part: Part = Slice) -> Rounds:
+def doubling(position: int, partners: Sequence[int], part: PartSlice = Slice) -> Rounds:
     """Yield the all-gather reversing `halving` with the same partners; block `position` of output must be complete."""
     for step, partner in reversed(list(enumerate(partners))):
         count = 1 << len(partners) - 1 - step
@@ -273,7 +273,7 @@ def rho(step: int) -> int:
 _HALVES = "2 * (two(P) - 1) * N / two(P)"
 # Costs of `halved_and_doubled`: halves out and back, and the whole data twice between partners of a pair.
 HALVED_AND_DOUBLED = {
-    "chunks": "two(P)", "alike": "not rest(P)", "rounds": f"2 * lg(P) + 2 * {FOLDED}",
+    "chunks": "two(P)", "vectorised": "not rest(P)", "rounds": f"2 * lg(P) + 2 * {FOLDED}",
     "path": f"{_HALVES} + 2 * {FOLDED} * N", "sent": f"{_HALVES} + {FOLDED} * N",
     "reduced": f"(two(P) - 1) * N / two(P) + {FOLDED} * N"}
 

@@ -13,11 +13,11 @@ from typing import TypeAlias
 
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, Step, joined
 
-Message: TypeAlias = tuple[int, int, int]  # piece, sender, receiver
-Place: TypeAlias = Callable[[int, int], Slice]  # of a rank and a piece
+PieceMessage: TypeAlias = tuple[int, int, int]  # piece, sender, receiver
+PieceSlice: TypeAlias = Callable[[int, int], Slice]  # of a rank and a piece
 
 
-def backwards(steps: Sequence[Sequence[Message]]) -> list[list[Message]]:
+def backwards(steps: Sequence[Sequence[PieceMessage]]) -> list[list[PieceMessage]]:
     """Return the messages in reverse, the last step first."""
     return [[(piece, receiver, sender) for piece, sender, receiver in step] for step in reversed(steps)]
 
@@ -33,7 +33,7 @@ class Transfers:
     ['Copy', 'Send', 'Recv']
     """
 
-    def __init__(self, collective: str, size: int, per_block: int, steps: Sequence[Iterable[Message]],
+    def __init__(self, collective: str, size: int, per_block: int, steps: Sequence[Iterable[PieceMessage]],
                  combining: int = 0) -> None:
         self.collective, self.size, self.per_block, self.combining = collective, size, per_block, combining
         self.steps = [sorted(step) for step in steps]
@@ -89,7 +89,7 @@ class Transfers:
             copies = [Copy(Slice("input", piece), self._total(rank, piece)) for piece in self._beginning[rank, number]]
             yield (*copies, *self._messages(rank, messages, sent, self._total, RecvReduce))
 
-    def _messages(self, rank: int, messages: list[Message], before: Place, after: Place,
+    def _messages(self, rank: int, messages: list[PieceMessage], before: PieceSlice, after: PieceSlice,
                   received: type[Recv] | type[RecvReduce]) -> list[Step]:
         """Return the messages of a rank in a step.
 

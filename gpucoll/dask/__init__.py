@@ -23,7 +23,7 @@ from gpucoll.launch.launchers import free_port
 from gpucoll.launch.places import StorePlace
 
 T = TypeVar("T")
-LOOK = 1.0  # seconds between two looks for workers that are gone
+WORKER_INTERVAL = 1.0  # seconds between two looks for workers that are gone
 _comms: dict[str, Communicator] = {}  # in a worker's process: the communicators, by the key of the `Workers`
 
 
@@ -89,7 +89,7 @@ class Workers:
         left = list(futures)
         while left:
             try:
-                wait(left, timeout=LOOK, return_when="FIRST_COMPLETED")
+                wait(left, timeout=WORKER_INTERVAL, return_when="FIRST_COMPLETED")
             except TimeoutError:
                 self._check_workers(futures, time.monotonic() > deadline)
             if any(one.status in ("error", "cancelled") for one in left):
@@ -100,7 +100,7 @@ class Workers:
     def _raise(self, futures: Sequence[Future]) -> None:
         """Raise the error of a task: the program's own, rather than the errors of ranks that waited for its rank."""
         with contextlib.suppress(TimeoutError):
-            wait(list(futures), timeout=LOOK)
+            wait(list(futures), timeout=WORKER_INTERVAL)
         self._check_workers(futures, is_late=False)
         failed = [one for one in futures if one.status in ("error", "cancelled")]
         own = [one for one in failed if one.status == "error" and not isinstance(one.exception(), RankFailedError)]

@@ -71,7 +71,7 @@ class CompileError(BackendError):
 NO_CAPTURE = "ranks that are threads meet on the host in every call, and no CUDA graph holds that"
 
 
-class Part(NamedTuple):
+class GroupPart(NamedTuple):
     """A message of a group: `nbytes` bytes at `address`, to or from rank `peer`. NCCL ignores `tag`."""
 
     address: int
@@ -91,7 +91,7 @@ class DeviceTransport(Protocol):
     # array at the same address, because the other ranks still map the old memory.
     registers: bool = False
 
-    def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
+    def group(self, sends: Sequence[GroupPart], receives: Sequence[GroupPart], stream: Any) -> Waiting:
         """Enqueue all parts as concurrent messages; yield a predicate whenever the host must wait."""
 
     def check(self) -> None:

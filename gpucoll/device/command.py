@@ -27,7 +27,7 @@ from gpucoll.device.store import user_store
 from gpucoll.errors import ArgumentError, BackendError
 
 HEADING = ("arch", "kernels", "count", "cached", "CPU s", "registers", "spills")
-COLUMNS = ("<8", "<9", ">6", ">7", ">8", ">10", ">7")
+COLUMN_FORMATS = ("<8", "<9", ">6", ">7", ">8", ">10", ">7")
 # ptxas' report on one function: name, bytes of spill stores and loads, and the registers, reported for kernels only.
 REPORT = re.compile(r"Function properties for (\w+)\n\D*\d+ bytes stack frame, (\d+) bytes spill stores, "
                     r"(\d+) bytes spill loads\n(?:.*Used (\d+) registers)?")
@@ -86,7 +86,7 @@ def instances(*, everything: bool) -> dict[str, list[Instance]]:
                   if dtype.kind in kinds and (everything or what == "divide" or
                                               (what == "multiply" and dtype.name in SMALL_RANGE))],  # see scaled_mean
         "compress": [*itertools.chain(*sources.compressing_families())],
-        **{kernel: [sources.instance(kernel, width) for width in sources.UNITS]
+        **{kernel: [sources.instance(kernel, width) for width in sources.UNIT_TYPES]
            for kernel in ("multimem_gather", "pack", "unpack", "copy")},
     }
     by_kind["steps"] += [sources.reducing("steps", None, dtype) for dtype in widths]
@@ -254,7 +254,7 @@ def _or_dash(total: Callable[[Iterable[int]], int], numbers: Sequence[int | None
 
 
 def _row(cells: Sequence[object]) -> str:
-    return " ".join(f"{cell!s:{form}}" for cell, form in zip(cells, COLUMNS, strict=True))
+    return " ".join(f"{cell!s:{form}}" for cell, form in zip(cells, COLUMN_FORMATS, strict=True))
 
 
 def failures(made: Sequence[Compiled], release: str) -> Iterator[str]:

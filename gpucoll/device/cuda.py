@@ -38,7 +38,7 @@ _loading = threading.Lock()
 _SERIALS = itertools.count(1)  # of slabs
 _HANDLE = struct.Struct("=8q")  # the words of a CUDA IPC handle
 # With the process number, identifies this process: containers may repeat process numbers, a fork repeats this number.
-PROCESS = secrets.randbits(62)
+PROCESS_ID = secrets.randbits(62)
 _slabs: weakref.WeakValueDictionary[int, CudaSlab] = weakref.WeakValueDictionary()  # of this process, by address
 # Loaded kernels of all communicators, never unloaded: unloading code may wait for all work on the GPU.
 _functions: dict[tuple[int, str, str], Any] = {}
@@ -429,14 +429,14 @@ class PeerMemory:
         """Return the words that `reach` needs on another rank; raise OSError if the system forbids access."""
         _slabs[slab.start] = slab
         with _as_os_error():
-            return [PROCESS, os.getpid(), slab.start, *_HANDLE.unpack(cupy.cuda.runtime.ipcGetMemHandle(slab.start))]
+            return [PROCESS_ID, os.getpid(), slab.start, *_HANDLE.unpack(cupy.cuda.runtime.ipcGetMemHandle(slab.start))]
 
     def reach(self, exported: Sequence[int]) -> int:
         """Return the address of another rank's slab, given the result of `export`; raise OSError if out of reach."""
         process, number, start, *handle = exported
         # A rank of this process: a thread. CUDA does not open a handle in the process of its origin; the address is
         # valid as it is. Keep a reference, since the other rank may release its slab sooner.
-        if (process, number) == (PROCESS, os.getpid()):
+        if (process, number) == (PROCESS_ID, os.getpid()):
             self._pointed_to.append(_slabs[start])
             return start
         with self._device.current, _as_os_error():

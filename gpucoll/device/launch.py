@@ -33,7 +33,7 @@ Launch: TypeAlias = Callable[[int, int, Arguments], Enqueue]  # binds a kernel t
 
 MOST_SOURCES, MOST_AXES = 64, 8  # the same constants as in the kernels
 WORD = 16  # bytes read or written by a thread at once
-AT_ONCE = 4  # words under way per thread; for dtypes of one byte a thread has two words under way, in two passes
+WORDS_IN_FLIGHT = 4  # of a thread; for dtypes of one byte a thread has two words under way, in two passes
 # Threads in a block: the registers of a processor suffice for three blocks of 256 threads, but only for one of 512.
 THREADS = 256
 MOMENT = 0.1  # seconds for recording an event, unless CUDA lets the thread wait
@@ -62,7 +62,7 @@ class _Struct:
 
 
 _ENDS = [("src", "u8"), ("dst", "u8"), ("count", "u8")]
-REDUCE = _Struct(f"={MOST_SOURCES}QQQI4x", [("sources", "u8", MOST_SOURCES), *_ENDS[1:], ("source_count", "u4")])
+REDUCE_STRUCT = _Struct(f"={MOST_SOURCES}QQQI4x", [("sources", "u8", MOST_SOURCES), *_ENDS[1:], ("source_count", "u4")])
 COPY = _Struct("=3Q", _ENDS)
 SCALE = _Struct("=3Q8x16s", [*_ENDS, ("none", "u8"), ("factor", "u1", 16)])
 PACK = _Struct("=3QI4x8q8q", [*_ENDS, ("dims", "u4"), ("shape", "i8", MOST_AXES), ("strides", "i8", MOST_AXES)])
@@ -160,12 +160,12 @@ class Kernels:
 
     def _grid(self, nbytes: int) -> tuple[int, int]:
         """Return the number of blocks and the threads per block for `nbytes` bytes."""
-        wanted = -(-nbytes // (WORD * AT_ONCE))
+        wanted = -(-nbytes // (WORD * WORDS_IN_FLIGHT))
         threads = self._threads
         while wanted < self._few and threads > FEWEST_THREADS:
             threads >>= 1
             wanted <<= 1
-        blocks = -(-nbytes // (WORD * AT_ONCE * threads))
+        blocks = -(-nbytes // (WORD * WORDS_IN_FLIGHT * threads))
         return min(blocks, self._most_blocks), threads
 
     def reduce(self, op: Op, dtype: Dtype, sources: Sequence[int], dst: int, count: int, stream: Any) -> None:
@@ -189,7 +189,7 @@ class Kernels:
             return self.copiers(sources[0], dst, count, dtype.itemsize)
         launch = self._get(("reduce", op.cuda, dtype.name), kernels.reducing, "reduce", op, dtype)
         grid = self._grid(count * dtype.itemsize)
-        return [launch(*grid, REDUCE(*some, *_NO_SOURCES[len(some):], dst, count, len(some)))
+        return [launch(*grid, REDUCE_STRUCT(*some, *_NO_SOURCES[len(some):], dst, count, len(some)))
                 for some in _passes(sources, dst)]
 
     def copy(self, src: int, dst: int, count: int, width: int, stream: Any) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy
 
-from gpucoll.device import DeviceTransport, Part, Waiting
+from gpucoll.device import DeviceTransport, GroupPart, Waiting
 from gpucoll.device.gpus import cupy
 from gpucoll.errors import BackendError, MismatchError, UsageError
 
-WORDS = 4  # int64 words of a message: address, number of bytes, handle of the event, number of the GPU
+MESSAGE_WORDS = 4  # int64 words of a message: address, number of bytes, handle of the event, number of the GPU
 EVENTS = 4096  # events kept alive: no rank is 2048 groups ahead of another rank
 
 
@@ -37,7 +37,7 @@ class LocalTransport(DeviceTransport):
         # An event sent to a peer must live until the peer's stream waits for the event. A group adds two events.
         self._sent: collections.deque[Any] = collections.deque(maxlen=EVENTS)
 
-    def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
+    def group(self, sends: Sequence[GroupPart], receives: Sequence[GroupPart], stream: Any) -> Waiting:
         ready = self._device.mark(stream)
         # Send all offers and post all receives before the first wait: otherwise two ranks may wait for each other.
         ordinal = self._device.ordinal
@@ -64,10 +64,10 @@ class LocalTransport(DeviceTransport):
         return self._wire.Isend([numpy.array(words, numpy.int64).view(numpy.uint8), "B"], peer, tag)
 
     def _await(self, peer: int, tag: int) -> tuple[Any, Any]:
-        words = numpy.zeros(WORDS, numpy.int64)
+        words = numpy.zeros(MESSAGE_WORDS, numpy.int64)
         return words, self._wire.Irecv([words.view(numpy.uint8), "B"], peer, tag)
 
-    def _copy(self, part: Part, words: Any, stream: Any, mismatches: list[MismatchError]) -> None:
+    def _copy(self, part: GroupPart, words: Any, stream: Any, mismatches: list[MismatchError]) -> None:
         address, nbytes, ready, ordinal = (int(word) for word in words)
         if ordinal != self._device.ordinal:
             raise UsageError(f"rank {part.peer} is on GPU {ordinal}, this rank on GPU {self._device.ordinal}; ranks "

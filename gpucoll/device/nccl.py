@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpucoll.device import Part, Waiting
+from gpucoll.device import GroupPart, Waiting
 from gpucoll.device.gpus import cupy, nccl
 from gpucoll.device.gpus import library as loaded
 from gpucoll.device.nccl_settings import WINDOWS, written
@@ -25,11 +25,11 @@ from gpucoll.progress.operations import Operation, Pending, keep_for_ever
 from gpucoll.progress.waits import Progress
 
 # Enumerations of nccl.h, under the names in the tables of `gpucoll.core`.
-DTYPES = {"ncclInt8": 0, "ncclUint8": 1, "ncclInt32": 2, "ncclUint32": 3, "ncclInt64": 4, "ncclUint64": 5,
+NCCL_DTYPES = {"ncclInt8": 0, "ncclUint8": 1, "ncclInt32": 2, "ncclUint32": 3, "ncclInt64": 4, "ncclUint64": 5,
           "ncclFloat16": 6, "ncclFloat32": 7, "ncclFloat64": 8, "ncclBfloat16": 9, "ncclFloat8e4m3": 10,
           "ncclFloat8e5m2": 11}
-OPS = {"ncclSum": 0, "ncclProd": 1, "ncclMax": 2, "ncclMin": 3, "ncclAvg": 4}
-BYTE = DTYPES["ncclUint8"]
+NCCL_OPS = {"ncclSum": 0, "ncclProd": 1, "ncclMax": 2, "ncclMin": 3, "ncclAvg": 4}
+NCCL_UINT8 = NCCL_DTYPES["ncclUint8"]
 CUPYS = {"all_reduce": "allReduce", "reduce": "reduce", "reduce_scatter": "reduceScatter", "broadcast": "broadcast",
          "all_gather": "allGather"}
 # Collectives missing in CuPy's binding, and the NCCL version introducing these functions, as ncclGetVersion counts.
@@ -43,7 +43,7 @@ CUDA_ERROR = 1  # ncclUnhandledCudaError
 # CuPy raises KeyError for an error code unknown to CuPy.
 ERRORS = (KeyError, nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError)
 _dropped: list[tuple[int, int]] = []  # memory for windows, to be freed: GPU and address
-NOTHING: Waiting = iter(())  # an operation already complete
+COMPLETE: Waiting = iter(())  # an operation already complete
 # The usual cures: the variable, what to say, and the signs in NCCL's error. 401 and 802 are the errors of CUDA if the
 # Fabric Manager cannot set up multicast; newer versions of NCCL name the variable themselves. Without cuMem, NCCL does
 # not pass file descriptors between the processes.
@@ -116,7 +116,7 @@ class Nccl:
     def _opened(self) -> Operation:
         came: list[Any] = []
         unique_id = None if self._agree is None else (yield from self._agree())
-        yield from self._made("init", lambda: self._make(unique_id), came)
+        yield from self._call_together("init", lambda: self._make(unique_id), came)
         # Never run CuPy's destructor: the garbage collector would call the destructor at an arbitrary time, and the
         # destructor waits for the other ranks.
         keep_for_ever(came[0])
@@ -125,14 +125,14 @@ class Nccl:
         if is_late:
             self._begin("abort", came[0].abort)
 
-    def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
+    def group(self, sends: Sequence[GroupPart], receives: Sequence[GroupPart], stream: Any) -> Waiting:
         def enqueue() -> None:
             nccl.groupStart()
             try:
                 for part in sends:
-                    self._comm.send(part.address, part.nbytes, BYTE, part.peer, stream.ptr)
+                    self._comm.send(part.address, part.nbytes, NCCL_UINT8, part.peer, stream.ptr)
                 for part in receives:
-                    self._comm.recv(part.address, part.nbytes, BYTE, part.peer, stream.ptr)
+                    self._comm.recv(part.address, part.nbytes, NCCL_UINT8, part.peer, stream.ptr)
             finally:
                 nccl.groupEnd()
 
@@ -166,12 +166,12 @@ class Nccl:
     def collective(self, name: str, source: int, target: int, count: int, dtype: str, *more: int) -> NcclCall:
         """Return the collective `name` on the arrays at the addresses `source` and `target`.
 
-        `count` is the number of elements, of a block in collectives with blocks; `dtype` is a key of `DTYPES`. `more`
-        are the op of a reducing collective, a value of `OPS`, and the root of a rooted collective.
+        `count` is the number of elements, of a block in collectives with blocks; `dtype` is a key of `NCCL_DTYPES`.
+        `more` are the op of a reducing collective, a value of `NCCL_OPS`, and the root of a rooted collective.
         """
         what = FOREIGN.get(name, name)
         function = functools.partial(self._foreign, what) if name in FOREIGN else getattr(self._comm, CUPYS[name])
-        arguments = source, target, count, DTYPES[dtype], *more
+        arguments = source, target, count, NCCL_DTYPES[dtype], *more
 
         def enqueue(stream: Any) -> None:
             function(*arguments, stream.ptr)
@@ -202,7 +202,7 @@ class Nccl:
             return self._in_turn(what, needed, enqueue)
         with _reported(what):
             enqueue()
-        return NOTHING
+        return COMPLETE
 
     def _in_turn(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any], *, by_helper: bool = False
                  ) -> Waiting:
@@ -238,7 +238,7 @@ class Nccl:
         def call() -> None:
             _check("ncclCommWindowRegister", self._comm.comm, start, nbytes, ctypes.byref(window), SYMMETRIC)
 
-        self._waited("window", self._made("window", call, []))
+        self._waited("window", self._call_together("window", call, []))
         if window.value:
             self._windows.append((window.value, range(start, start + nbytes)))
 
@@ -270,7 +270,7 @@ class Nccl:
             # Waits of its own, without the hooks: other ranks may have closed and ended by now, as they should. No
             # abort after a timeout, because NCCL forbids aborting a communicator under destruction.
             with contextlib.suppress(CollectiveTimeout):
-                Progress(self._waits.timeout).run(self._made("close", self._destroy, []), "NCCL close")
+                Progress(self._waits.timeout).run(self._call_together("close", self._destroy, []), "NCCL close")
 
     def _destroy(self) -> None:
         # A graph launched earlier may still use the windows.
@@ -297,7 +297,7 @@ class Nccl:
         except CollectiveTimeout as late:
             raise CollectiveTimeout(f"{late.args[0]}; {HANGS}", ranks=late.ranks) from late
 
-    def _made(self, what: str, call: Callable[[], Any], came: list[Any]) -> Operation:
+    def _call_together(self, what: str, call: Callable[[], Any], came: list[Any]) -> Operation:
         """Append the result of `call`, run in a helper thread, to `came`; abort a communicator that comes too late."""
         begun = self._begin(what, call)
         try:

@@ -13,7 +13,7 @@ from typing import Any
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, BackendError, nearest
 
-MAGIC = 0xCAFEBEEF
+NCCL_MAGIC = 0xCAFEBEEF
 
 
 class NcclFields(ctypes.Structure):
@@ -26,9 +26,9 @@ class NcclFields(ctypes.Structure):
                 ("cta_policy", ctypes.c_int), ("shrink_share", ctypes.c_int), ("nvls_ctas", ctypes.c_int))
 
 
-KINDS = dict(NcclFields._fields_[4:])  # all but the head, and `blocking`: the deadlines need NCCL's blocking calls
+FIELD_TYPES = dict(NcclFields._fields_[4:])  # all but the head and `blocking`: deadlines need NCCL's blocking calls
 WINDOWS = "windows"  # no field of NCCL's: arrays of `comm.empty` become windows
-SETTINGS = (*KINDS, WINDOWS)
+SETTINGS = (*FIELD_TYPES, WINDOWS)
 
 
 def checked(given: Any) -> dict[str, Any] | None:
@@ -45,7 +45,7 @@ def checked(given: Any) -> dict[str, Any] | None:
         if name not in SETTINGS:
             raise ArgumentError(f"nccl: NCCL's configuration has no {name!r}{nearest(str(name), SETTINGS)}",
                                 code="GC-OPTION")
-        is_text = KINDS.get(name) is ctypes.c_char_p
+        is_text = FIELD_TYPES.get(name) is ctypes.c_char_p
         if not (isinstance(value, str) and value and "\0" not in value if is_text else
                 isinstance(value, bool) or (is_whole(value) and 0 <= value < 1 << 31)):
             raise ArgumentError(f"nccl: {name}={value!r} is not {'a text' if is_text else 'a number, 0 or more'}",
@@ -60,7 +60,7 @@ def written(config: Any, settings: Mapping[str, Any]) -> Any:
     BackendError if the struct has no such setting.
     """
     head = ctypes.string_at(id(config), config.__sizeof__())
-    at = head.find(MAGIC.to_bytes(4, "little")) - NcclFields.magic.offset
+    at = head.find(NCCL_MAGIC.to_bytes(4, "little")) - NcclFields.magic.offset
     fields = NcclFields.from_address(id(config) + at) if at >= 0 else None
     for name, value in settings.items():
         if fields is None or getattr(NcclFields, name).offset + getattr(NcclFields, name).size > fields.size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpucoll.device import Device, DeviceTransport, Part, Waiting
+from gpucoll.device import Device, DeviceTransport, GroupPart, Waiting
 from gpucoll.progress.operations import together
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ class Pairs(DeviceTransport):
         self.joined: dict[int, Nccl] = {}  # by peer
         self._streams: dict[int, Any] = {}  # by peer
 
-    def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
-        parts: dict[int, tuple[list[Part], list[Part]]] = {}
+    def group(self, sends: Sequence[GroupPart], receives: Sequence[GroupPart], stream: Any) -> Waiting:
+        parts: dict[int, tuple[list[GroupPart], list[GroupPart]]] = {}
         for way, given in enumerate((sends, receives)):
             for part in given:
                 # In its communicator the higher rank of a pair has number 1; a rank with itself is alone.

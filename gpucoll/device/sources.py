@@ -18,7 +18,7 @@ from gpucoll.errors import DtypeError
 
 Scale = Literal["divide", "multiply", "truth"]
 
-UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "Word"}  # C type of a unit by size in bytes
+UNIT_TYPES = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "Word"}  # C type of a unit by size in bytes
 FILES = {  # kernel: source file, and prefix of the C struct of the arguments
     "copy": ("device/copy.cu", "Copy"),
     "pack": ("device/pack.cu", "Pack"),  # makes strided units contiguous
@@ -38,14 +38,14 @@ FILES = {  # kernel: source file, and prefix of the C struct of the arguments
     "multimem_gather": ("device/peer_multimem.cu", "Shots"),  # all-gather: the switch writes a block to all ranks
     "steps": ("device/peer_steps.cu", "Steps"),  # executes any schedule
 }
-PEER = ("steps", "packets", "ll128", "fold_all", "fold_share")
+IN_PEER = ("steps", "packets", "ll128", "fold_all", "fold_share")
 IN_PACKETS = ("packets", "ll128")  # read once and combined on arrival; an exact sum may read its operands twice
 # The ops of the NVLink switch by CUDA expression, and the dtypes; floats are only added. See multimem.h.
 SWITCH_OPS = {"add(a, b)": "M_ADD", "minimum(a, b)": "M_MIN", "maximum(a, b)": "M_MAX", "a & b": "M_AND",
               "a | b": "M_OR", "a ^ b": "M_XOR"}
 SWITCH_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "uint32", "int64", "uint64")
-MOVES = ("copy", "pack", "unpack")
-SHORT = ("float16", "bfloat16")  # dtypes of compressed gradients
+MOVE_KERNELS = ("copy", "pack", "unpack")
+SHORT_FLOATS = ("float16", "bfloat16")  # dtypes of compressed gradients
 # Two formats of 16 bits for Adam's moments, which only `cast` knows.
 MOMENTS = {row.name: row for row in (Dtype("mean16", "float", 2, "Mean16", None, None, "float32"),
                                      Dtype("square16", "float", 2, "Square16", None, None, "float32"))}
@@ -70,7 +70,7 @@ def instance(kernel: str, *parameters: int | str | Dtype | Format) -> Instance:
     ('copy_4', 'scale_divide_float16')
     """
     names = [one.name if isinstance(one, Dtype | Format) else str(one) for one in parameters]
-    types = [one.cuda if isinstance(one, Dtype | Format) else UNITS[one] if isinstance(one, int) else one.title()
+    types = [one.cuda if isinstance(one, Dtype | Format) else UNIT_TYPES[one] if isinstance(one, int) else one.title()
              for one in sorted(parameters, key=lambda one: isinstance(one, str))]
     file, arguments = FILES[kernel]
     entry = "_".join([kernel, *names])
@@ -86,7 +86,7 @@ def reducing(kernel: str, op: Op | None, dtype: Dtype) -> Instance:
     ('reduce_float16_sum', 'steps_2')
     """
     if op is None:
-        cuda, name, expression = UNITS[dtype.itemsize], f"{dtype.itemsize}", "b"
+        cuda, name, expression = UNIT_TYPES[dtype.itemsize], f"{dtype.itemsize}", "b"
     else:
         cuda, name, expression = dtype.cuda, f"{dtype.name}_{_name(op)}", op.cuda
         if op.expression and dtype.kind == "complex" and re.search(r"[a-z]\(", op.expression):
@@ -130,18 +130,18 @@ def family(kernel: Instance) -> tuple[Instance, ...]:
 def _families() -> dict[Instance, tuple[Instance, ...]]:
     """Return the families by kernel: moving kernels; reduce and scale of a dtype; peer kernels of an op and dtype; ...
     """
-    families = [*compressing_families(), [instance(kernel, width) for kernel in MOVES for width in UNITS],
-                [instance("multimem_gather", width) for width in UNITS],
+    families = [*compressing_families(), [instance(kernel, width) for kernel in MOVE_KERNELS for width in UNIT_TYPES],
+                [instance("multimem_gather", width) for width in UNIT_TYPES],
                 [reducing("steps", None, row) for row in {row.itemsize: row for row in DTYPES.values()}.values()]]
     for dtype in DTYPES.values():
         ops = [op for op in OPS.values() if dtype.kind in op.kinds]
         scales: list[Scale] = ["truth", "divide", "multiply"] if dtype.kind in ("float", "complex") else ["truth"]
         families.append([*(reducing("reduce", op, dtype) for op in ops),
                          *(instance("scale", what, dtype) for what in scales)])
-        families += [[reducing(kernel, op, dtype) for kernel in PEER] for op in ops]
+        families += [[reducing(kernel, op, dtype) for kernel in IN_PEER] for op in ops]
         exact = [op for op in EXACT.values() if dtype.kind in op.kinds]
         families += [[reducing("reduce", op, dtype) for op in exact],
-                     *([reducing(kernel, op, dtype) for kernel in PEER if kernel not in IN_PACKETS] for op in exact)]
+                     *([reducing(kernel, op, dtype) for kernel in IN_PEER if kernel not in IN_PACKETS] for op in exact)]
     return {member: tuple(dict.fromkeys(one)) for one in families for member in one}
 
 
@@ -151,9 +151,9 @@ def compressing_families() -> list[list[Instance]]:
     A family for each pair of a dtype and a block-scaled format.
     """
     wide = [DTYPES[name] for name in ("float32", "float64")]
-    real = [*wide, *(DTYPES[name] for name in SHORT)]
+    real = [*wide, *(DTYPES[name] for name in SHORT_FLOATS)]
     return [[instance("maxima", dtype) for dtype in real],
-            [instance("shorten", dtype, DTYPES[name]) for dtype in real for name in SHORT],
+            [instance("shorten", dtype, DTYPES[name]) for dtype in real for name in SHORT_FLOATS],
             [instance("cast", *pair) for moment in MOMENTS.values() for dtype in wide for pair in
              ((dtype, moment), (moment, dtype))],
             *([instance(kernel, dtype, form) for kernel in ("quantise", "dequantise")]

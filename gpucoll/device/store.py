@@ -30,9 +30,9 @@ from gpucoll.errors import BackendError
 
 # Seconds to wait for another process building the same artifact: a hung process must not block all.
 LOCK_TIMEOUT = 120.0
-READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 # Prefix of the temporary folders removed at the end of the process.
-PRIVATE = "gpucoll-private-"
+PRIVATE_PREFIX = "gpucoll-private-"
 # A private folder younger than this many seconds is never swept, since the owner may not hold the lock yet.
 YOUNG = 60.0
 COMPILER_TIMEOUT = 600.0  # seconds for one run of the compiler
@@ -153,8 +153,8 @@ def private_folder() -> tuple[Path, Callable[[], None]]:
     import tempfile
 
     _sweep()
-    folder, owner = Path(tempfile.mkdtemp(prefix=PRIVATE)), os.getpid()
-    held = os.open(folder, READ | os.O_DIRECTORY)
+    folder, owner = Path(tempfile.mkdtemp(prefix=PRIVATE_PREFIX)), os.getpid()
+    held = os.open(folder, READ_FLAGS | os.O_DIRECTORY)
     # On a file system without locks no process gets a lock, and `_sweep` removes nothing.
     with contextlib.suppress(OSError):
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,9 +173,9 @@ def _sweep() -> None:
     import shutil
     import tempfile
 
-    for place in Path(tempfile.gettempdir()).glob(f"{PRIVATE}*"):
+    for place in Path(tempfile.gettempdir()).glob(f"{PRIVATE_PREFIX}*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            descriptor = os.open(place, READ | os.O_DIRECTORY)
+            descriptor = os.open(place, READ_FLAGS | os.O_DIRECTORY)
             held.callback(os.close, descriptor)
             status = os.fstat(descriptor)
             if status.st_uid == os.geteuid() and time.time() - status.st_mtime > YOUNG:

@@ -22,8 +22,8 @@ from gpucoll.transport.rendezvous import becomes
 from gpucoll.transport.tags import BYTES, TAGS
 
 BACKENDS = ("nccl", "mpi", "gloo")
-DEVICES = ("cpu", "cuda")
-METHODS = ("env", "tcp", "file")
+DEVICE_TYPES = ("cpu", "cuda")
+INIT_METHODS = ("env", "tcp", "file")
 variables: list[str] = []  # names of the environment variables set by `init_process_group`
 
 
@@ -45,7 +45,7 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
         raise UsageError("init_process_group was called before; call destroy_process_group() first", code="GC-INIT")
     check_backend("init_process_group", backend)
     if init_method is not None and (not isinstance(init_method, str) or "://" not in init_method
-                                    or init_method.partition("://")[0] not in METHODS):
+                                    or init_method.partition("://")[0] not in INIT_METHODS):
         raise ArgumentError(f"init_process_group: init_method {init_method!r} does not begin with env://, tcp:// or "
                             "file://; None is sufficient, because MPI knows all ranks", code="GC-INIT")
     seconds = seconds_of("init_process_group", timeout)
@@ -74,7 +74,7 @@ def check_backend(name: str, backend: Any) -> None:
     """
     pairs = [] if backend is None else str(backend).lower().split(",")
     for device, _, known in (pair.rpartition(":") for pair in pairs):
-        if known.strip() not in BACKENDS or device.strip() not in ("", *DEVICES):
+        if known.strip() not in BACKENDS or device.strip() not in ("", *DEVICE_TYPES):
             raise ArgumentError(f"{name}: backend {backend!r} is not known{nearest(known, BACKENDS)}, or pairs such as "
                                 "cpu:gloo,cuda:nccl", code="GC-BACKEND")
 
@@ -190,7 +190,7 @@ def _clear_variables() -> None:
 # waiting.
 
 COME, GONE, VERDICT = range(3)  # words of a message: arrived, gave up waiting, list of missing ranks
-GRACE = 10.0  # seconds for rank 0's verdict to arrive, enough for an oversubscribed host
+VERDICT_TIMEOUT = 10.0  # seconds for rank 0's verdict to arrive, enough for an oversubscribed host
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -240,7 +240,7 @@ def _report(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
 
     _send(pg, 0, number, COME)
     # The deadline counts from rank 0's arrival: allow `seconds` for the arrival and as long again for the verdict.
-    if becomes(lambda: heard(COME), seconds) and becomes(lambda: heard(VERDICT), seconds + GRACE):
+    if becomes(lambda: heard(COME), seconds) and becomes(lambda: heard(VERDICT), seconds + VERDICT_TIMEOUT):
         return messages[-1][2]
     _send(pg, 0, number, GONE)  # withdraws COME: a late rank 0 must not count this rank as present
     return [0]

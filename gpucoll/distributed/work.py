@@ -8,7 +8,7 @@ from typing import Any
 
 import gpucoll.progress.waits
 from gpucoll.errors import CollectiveTimeout, GpucollError
-from gpucoll.progress.pauses import POLL_INTERVAL
+from gpucoll.progress.pauses import SHORTEST_SLEEP
 from gpucoll.transport.rendezvous import becomes
 
 
@@ -58,7 +58,7 @@ class DistributedWork:
         on. Raises the call's error.
         """
         if timeout or self._work is None:
-            if not becomes(self.is_completed, timeout.total_seconds() if timeout else math.inf, POLL_INTERVAL):
+            if not becomes(self.is_completed, timeout.total_seconds() if timeout else math.inf, SHORTEST_SLEEP):
                 raise CollectiveTimeout(f"wait: not completed within {timeout}; the call continues")
         else:
             try:

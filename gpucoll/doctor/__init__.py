@@ -32,9 +32,9 @@ from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.launch import bootstrap
 from gpucoll.launch.launchers import launched
 
-TIMEOUT = 60.0  # seconds, unless GPUCOLL_TIMEOUT is set
+DOCTOR_TIMEOUT = 60.0  # seconds, unless GPUCOLL_TIMEOUT is set
 SILENCE = 5.0  # seconds that silent ranks wait before exiting, so that the reporting rank can finish
-SECONDS = 2.0  # duration of a self-test
+TEST_SECONDS = 2.0  # duration of a self-test
 
 
 def main(options: Any) -> int:
@@ -46,7 +46,7 @@ def main(options: Any) -> int:
     if mpi.facts["library"] is None or mpi.facts["mismatch"]:
         return _alone(mpi, as_json=options.json, topology=options.topology)
     try:
-        timeout = bootstrap.options({}).timeout if os.environ.get("GPUCOLL_TIMEOUT") else TIMEOUT
+        timeout = bootstrap.options({}).timeout if os.environ.get("GPUCOLL_TIMEOUT") else DOCTOR_TIMEOUT
         facts.start_mpi(timeout)
         with gpucoll.init(timeout=timeout) as comm:
             return examine(comm, mpi, as_json=options.json, topology=options.topology)
@@ -84,7 +84,7 @@ def examine(comm: Any, mpi: facts.Findings, *, as_json: bool, topology: str | No
     if speaks and not as_json:
         print(*remarks.facts(findings), sep="\n", flush=True)
     if comm and comm.size > 1:
-        findings["links"] = probes.measure(comm.mpi, [rank["name"] for rank in everyone], comm.timeout)
+        findings["links"] = probes.links(comm.mpi, [rank["name"] for rank in everyone], comm.timeout)
     else:
         findings["missing"]["links"] = "a link needs two ranks: mpiexec -n 4 gpucoll doctor"
     if topology and speaks:
@@ -144,7 +144,7 @@ def _test_self(comm: Any, findings: Report, without_gpu: Sequence[int]) -> None:
     """Run the self-tests, on host memory or the emulated device and on GPUs, and add the results to the report."""
     emulated = os.environ.get("GPUCOLL_DEVICE") == "emulated"
     device = "emulated" if emulated else "cpu"
-    outcome = findings["self_test"][device] = probes.self_test(comm, comm.mpi.allgather, device, numpy, SECONDS)
+    outcome = findings["self_test"][device] = probes.self_test(comm, comm.mpi.allgather, device, numpy, TEST_SECONDS)
     why = "the emulated device stands for it" if emulated else "the test before has failed" if outcome["faults"] else \
         f"no GPU for {remarks.named(without_gpu)}" if without_gpu else None
     if why is None:
@@ -152,7 +152,7 @@ def _test_self(comm: Any, findings: Report, without_gpu: Sequence[int]) -> None:
 
         # The arrays of the test are allocated on the current device.
         cupy.cuda.Device(comm.device).use()
-        outcome = probes.self_test(comm, comm.mpi.allgather, "cuda", cupy, SECONDS)
+        outcome = probes.self_test(comm, comm.mpi.allgather, "cuda", cupy, TEST_SECONDS)
         why = outcome["refused"]
     if why is None:
         findings["self_test"]["cuda"] = outcome

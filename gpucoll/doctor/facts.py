@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.device import nvrtc
+from gpucoll.device.gpus import BY_NVLINK
 from gpucoll.errors import GpucollError
 from gpucoll.executors.engine import extension
 from gpucoll.launch.bootstrap import start_deadline
@@ -137,8 +138,8 @@ def start_mpi(timeout: float) -> None:
 # ---------------------------------------------------------------- this host and its GPUs
 
 # NVML's values, not pynvml's names: pynvml's NVML_P2P_CAPS_INDEX_READ is a tuple because of a stray comma.
-READ, BY_NVLINK, REMOTE_SWITCH = 0, 2, 2
-LANES = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # GB/s of a lane by generation of PCI Express
+READ, REMOTE_SWITCH = 0, 2
+LANE_SPEEDS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # GB/s of a lane by generation of PCI Express
 
 
 def host() -> Findings:
@@ -194,7 +195,7 @@ def _links(library: Any, handle: Any) -> dict[str, float]:
 
 def _pcie(library: Any, handle: Any) -> float:
     """Return the GB/s of a GPU's PCI Express, of one direction."""
-    lane = LANES[library.nvmlDeviceGetMaxPcieLinkGeneration(handle)]
+    lane = LANE_SPEEDS[library.nvmlDeviceGetMaxPcieLinkGeneration(handle)]
     return round(lane * library.nvmlDeviceGetMaxPcieLinkWidth(handle), 1)
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 Report: TypeAlias = dict[str, Any]
 Remark: TypeAlias = tuple[str, str, str]  # key in the report (WRONG or ADVICE), code, text
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
 SHM_NEEDED, SHM_WANTED = 4 * MIB, 64 * MIB  # free bytes of shared memory for each rank of a host
 WRONG, ADVICE = "problems", "advice"  # keys of the report; any problem makes the exit code 1
 LABEL, WIDTH = 12, 110
@@ -115,10 +115,10 @@ def facts(report: Report) -> Iterator[str]:
     yield from paragraph("MPI", f"{mpi['library']}; {launcher}{match}")
     for host in report["hosts"]:
         yield from paragraph("host", f"{host['name']}: {named(host['ranks'])}; {host['cores']} cores; /dev/shm has "
-                                     f"{(host['shm_free'] or 0) / GIB:.1f} GiB free; engine: {host['engine']}")
+                                     f"{(host['shm_free'] or 0) / 2**30:.1f} GiB free; engine: {host['engine']}")
         for index, gpu in enumerate(host["gpus"] or ()):
             links = "{up} NVLinks up, {down} down".format(**gpu["nvlinks"]) if gpu["nvlinks"] else "NVLinks unknown"
-            free = f"{(gpu['free_bytes'] or 0) / GIB:.1f} GiB free"
+            free = f"{(gpu['free_bytes'] or 0) / 2**30:.1f} GiB free"
             yield from paragraph(f"GPU {index}", f"{gpu['name']}  {gpu['pci']}  {free}  {links}  "
                                                  f"reaches others by: {' '.join(gpu['reaches'] or ())}")
 

@@ -26,8 +26,8 @@ from gpucoll.errors import ArgumentError, UsageError
 
 FACES = Path(__file__).resolve().parent / "faces"
 TEMPERS = ("strict", "quick")
-MOST_GPUS = 4096
-PRIVATE = f"{__name__}.faces.cupy"  # the machine where `import cupy` does not find it
+MOST_DEVICES = 4096
+CUPY_FACE = f"{__name__}.faces.cupy"  # the machine where `import cupy` does not find it
 
 
 def install(gpus: int = 1, temper: str = "strict", seed: int = 0) -> None:
@@ -56,13 +56,13 @@ def install(gpus: int = 1, temper: str = "strict", seed: int = 0) -> None:
     Traceback (most recent call last):
     gpucoll.errors.ArgumentError: [GC-EMULATION] gpus=0 is not a number of GPUs in 1..4096
     """
-    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MOST_GPUS:
-        raise ArgumentError(f"gpus={gpus!r} is not a number of GPUs in 1..{MOST_GPUS}", code="GC-EMULATION")
+    if isinstance(gpus, bool) or not isinstance(gpus, int) or not 1 <= gpus <= MOST_DEVICES:
+        raise ArgumentError(f"gpus={gpus!r} is not a number of GPUs in 1..{MOST_DEVICES}", code="GC-EMULATION")
     if temper not in TEMPERS:
         raise ArgumentError(f"temper={temper!r} is not one of {', '.join(TEMPERS)}", code="GC-EMULATION")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ArgumentError(f"seed={seed!r} is not a whole number", code="GC-EMULATION")
-    if PRIVATE in sys.modules:
+    if CUPY_FACE in sys.modules:
         raise UsageError("this process has emulated a GPU for NumPy arrays; call gpucoll.emulation.install first",
                          code="GC-EMULATION")
     if "cupy" in sys.modules and not is_installed():
@@ -88,7 +88,7 @@ def is_installed() -> bool:
 
 def machine() -> Any:
     """Return the CuPy of emulated GPUs: the program's, or that of gpucoll alone."""
-    return importlib.import_module("cupy" if is_installed() else PRIVATE)
+    return importlib.import_module("cupy" if is_installed() else CUPY_FACE)
 
 
 def on_host(value: Any) -> Any:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpucoll.emulation import PRIVATE, machine
+from gpucoll.emulation import CUPY_FACE, machine
 
 _cupy: Any = machine()
 
 
 def device(ordinal: int | None) -> Any:
     """Return the GPU of a communicator; `ordinal` is the rank's GPU in the program's CuPy, or None."""
-    return _cupy.numpy_device(0 if ordinal is None or _cupy.__name__ == PRIVATE else ordinal)
+    return _cupy.numpy_device(0 if ordinal is None or _cupy.__name__ == CUPY_FACE else ordinal)

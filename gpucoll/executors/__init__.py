@@ -99,7 +99,7 @@ WAITS, IN_PLACE = 1, 2
 Called: TypeAlias = Callable[[int, int, int], bool | Callable[[], object]]
 # Enqueues a call on a stream. On the emulated device, where the host waits for each call, it may return an operation
 # that ends with the call.
-Launcher: TypeAlias = Callable[[Any], Any]
+CallLauncher: TypeAlias = Callable[[Any], Any]
 
 
 class Call:
@@ -135,7 +135,7 @@ class Call:
         """
         return self.executor.run(self, source, target, stream, repeated=repeated)
 
-    def launcher(self, source: Any, target: Any) -> Launcher | None:
+    def launcher(self, source: Any, target: Any) -> CallLauncher | None:
         """Return a function that enqueues the call on these arrays and never waits; None if there is none."""
         return self.executor.launcher(self, source, target)
 
@@ -184,7 +184,7 @@ class Executor:
         """Carry out a compiled call; see `Call.run`."""
         raise NotImplementedError
 
-    def launcher(self, call: Any, source: Any, target: Any) -> Launcher | None:
+    def launcher(self, call: Any, source: Any, target: Any) -> CallLauncher | None:
         """Return a function that enqueues a compiled call; see `Call.launcher`."""
         return None
 

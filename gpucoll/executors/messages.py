@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 # Unsuccessful tests before a search for a message of another dtype, since a search costs one MPI_Iprobe per dtype.
-LOOKS = 256
+TESTS_BEFORE_SEARCH = 256
 
 
 @functools.cache
@@ -205,7 +205,7 @@ class TypedReceive:
         try:
             if not self._request.Test(self._status):
                 self._looks += 1
-                return self._looks % LOOKS == 0 and self._gives_way()
+                return self._looks % TESTS_BEFORE_SEARCH == 0 and self._gives_way()
         except _mpi().Exception as error:
             if error.Get_error_class() != _mpi().ERR_TRUNCATE:
                 raise

@@ -21,7 +21,7 @@ from gpucoll.arrays import Array
 from gpucoll.arrays.reductions import combiner
 from gpucoll.executors import Call, CallRequest, Executor
 from gpucoll.executors.messages import receiver
-from gpucoll.plan import Message, Plan, Reduction, Span, Step
+from gpucoll.plan import Message, Plan, PlanStep, Reduction, Span
 from gpucoll.progress.operations import Operation
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, MAX_MESSAGE, tag_of_call
@@ -99,7 +99,7 @@ class _Walk:
         self._rows |= {"input": source.copy() if plan.copy_input else source, "output": target}
         self._combine = None if request.op is None else combiner(request.op, request.dtype)
 
-    def round(self, steps: tuple[Step, ...]) -> Operation:
+    def round(self, steps: tuple[PlanStep, ...]) -> Operation:
         """Begin all messages of one round, form each result once all steps before have ended, and await the rest."""
         self._under_way, self.receives, self._peers = {}, [], []
         for step in steps:

@@ -26,15 +26,15 @@ from gpucoll.progress.operations import Operation, keep_for_ever
 
 # The threads of a process share the datatypes, and each datatype must be made once.
 _MAKING = threading.Lock()
-CALLS = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast", "all_gather": "Allgather",
+MPI_NAMES = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast", "all_gather": "Allgather",
          "gather": "Gather", "scatter": "Scatter", "reduce_scatter": "Reduce_scatter_block", "all_to_all": "Alltoall",
          "scan": "Scan", "exscan": "Exscan", "all_gather_v": "Allgatherv", "gather_v": "Gatherv",
          "scatter_v": "Scatterv", "reduce_scatter_v": "Reduce_scatter", "all_to_all_v": "Alltoallv",
          "barrier": "Barrier"}
 # Collectives with the library's meaning of in-place calls in MPI. For all others in place, the input is copied.
 MAY_BE_IN_PLACE = {"all_reduce", "reduce", "all_gather", "gather", "all_to_all", "scan", "exscan"}
-LOOK = 0.5  # seconds between two looks at a blocking call
-ON_BOOL = {"sum": "LOR", "max": "LOR", "bor": "LOR", "lor": "LOR", "prod": "LAND", "min": "LAND", "band": "LAND",
+CALL_INTERVAL = 0.5  # seconds between two looks at a blocking call
+MPI_ON_BOOL = {"sum": "LOR", "max": "LOR", "bor": "LOR", "lor": "LOR", "prod": "LAND", "min": "LAND", "band": "LAND",
            "land": "LAND", "bxor": "LXOR", "lxor": "LXOR"}
 
 
@@ -111,7 +111,7 @@ class BlockingWatch:
             self._thread.start()
 
     def _look(self) -> None:
-        pause, looks, seen = min(LOOK, self._timeout / 4), 0, 0
+        pause, looks, seen = min(CALL_INTERVAL, self._timeout / 4), 0, 0
         while not self._closed.wait(pause):
             number = self._calling()
             # Count looks, not seconds: while this process is stopped, the clock goes on, and the call would seem late.
@@ -170,12 +170,12 @@ class NativeCall(Call):
 class _Collective:
     """MPI's collective for `request`, called with the addresses of one call's buffers until the result is True.
 
-    `to` and `source` are the addresses of result and input, 0 for none; `ways` are the ways open to all ranks. If all
+    `to` and `source` are the addresses of result and input, 0 for none; `modes` are the modes open to all ranks. If all
     ranks may wait, the result is a blocking function, valid for all calls with the same arguments.
     """
 
     def __init__(self, executor: NativeExecutor, comm: MPI.Intracomm, request: CallRequest) -> None:
-        name = CALLS[request.collective]
+        name = MPI_NAMES[request.collective]
         self._wait, self._begin = getattr(comm, name), getattr(comm, f"I{name.lower()}")
         self._executor, self._name, self._lengths = executor, request.collective, request.cut.lengths
         row = COLLECTIVES[request.collective]
@@ -187,15 +187,15 @@ class _Collective:
         self._more += [request.root] if row.rooted else []
         self._request: Any = None
 
-    def __call__(self, to: int, source: int, ways: int) -> bool | Callable[[], object]:
+    def __call__(self, to: int, source: int, modes: int) -> bool | Callable[[], object]:
         if self._request is None:
             # Either all ranks pass MPI_IN_PLACE or none does, except in rooted collectives, where the root alone passes
             # it.
-            may_be_in_place = self._name in MAY_BE_IN_PLACE and (ways & IN_PLACE or self._row.rooted)
+            may_be_in_place = self._name in MAY_BE_IN_PLACE and (modes & IN_PLACE or self._row.rooted)
             is_copied = self._is_in_place and not may_be_in_place
-            arguments = self._made(to, source, is_copied)
+            arguments = self._arguments(to, source, is_copied)
             # The engine calls the blocking function, so the copy of an input is made there, anew in each call.
-            if ways & WAITS:
+            if modes & WAITS:
                 self._executor.watch.start()
                 return functools.partial(self._wait_on_copy if is_copied else self._wait, *arguments)
             if is_copied:
@@ -209,7 +209,7 @@ class _Collective:
     def _wait_on_copy(self, source: int, *arguments: Any) -> None:
         self._wait(self._side(0, self._executor.copied(source, self._sizes[0] or 0)), *arguments)
 
-    def _made(self, to: int, source: int, is_copied: bool) -> list[Any]:
+    def _arguments(self, to: int, source: int, is_copied: bool) -> list[Any]:
         """Return mpi4py's arguments; for an input to be copied, the first argument is the input's address."""
         if self._name == "barrier":
             return []
@@ -243,7 +243,7 @@ def _op(request: CallRequest) -> MPI.Op:
     """Return MPI's op of the same meaning, or an op that calls NumPy."""
     assert request.op is not None
     op, dtype = request.op, request.dtype
-    name = ON_BOOL.get(op.name) if dtype.kind == "bool" else op.mpi if _means_the_same(op, dtype) else None
+    name = MPI_ON_BOOL.get(op.name) if dtype.kind == "bool" else op.mpi if _means_the_same(op, dtype) else None
     known = getattr(MPI, name or "", None)
     return _numpy_op(op) if known is None else known
 

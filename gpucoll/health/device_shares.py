@@ -2,7 +2,7 @@
 
 A call on a GPU is enqueued long before the GPU comes to the call, so the host's clock tells nothing about the GPU. Two
 events around a call give the times of the GPU, and the end of the timed call before gives the time in between. Shorter
-calls than LARGE are only counted. Each rank converts the time at which its GPU came to the call to the time of its
+calls than TIMED_FROM are only counted. Each rank converts the time at which its GPU came to the call to the time of its
 host. The comparison of a later timed call carries this stamp to the other ranks. The stamps of all ranks give the own
 delay and the wait of each rank.
 """
@@ -22,7 +22,7 @@ from gpucoll.health.flight import CallRecord
 from gpucoll.health.preflight import NO_STAMPS
 
 # Bytes from which a call is timed: the events of a shorter call cost the host about as much time as the call takes.
-LARGE = 1 << 20
+TIMED_FROM = 1 << 20
 MOST = 256  # timed calls that wait for events or stamps; older calls are dropped
 # The clocks of GPU and host drift apart by up to 50 us in a second. So the GPU is asked for its time once in ANCHOR
 # seconds, by an event on an empty stream. The host waits for the answer for at most PATIENCE seconds, since the GPU may
@@ -55,7 +55,7 @@ class DeviceShares:
         self.record = record
         self._device, self._rank, self._size = device, rank, size
         self.call_count = 0  # the number of the last call, where no comparison counts the calls
-        self._number = 0  # of the last call of at least LARGE bytes, the same on all ranks
+        self._number = 0  # of the last call of at least TIMED_FROM bytes, the same on all ranks
         self._left: Event | None = None  # the end of the last timed call
         self._under_way: collections.deque[TimedCall] = collections.deque(maxlen=MOST)
         self._open: dict[int, TimedCall] = {}  # by number: calls until the stamps of all ranks have come
@@ -67,7 +67,7 @@ class DeviceShares:
         self._collecting = threading.Lock()
 
     def begin(self, sums: list[float], stream: Stream) -> TimedCall | None:
-        """Return the next call of at least LARGE bytes, with its begin recorded; None if it is not timed.
+        """Return the next call of at least TIMED_FROM bytes, with its begin recorded; None if it is not timed.
 
         `sums` are those of this kind of call.
         """

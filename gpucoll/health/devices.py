@@ -21,7 +21,7 @@ from gpucoll.errors import CollectiveTimeout, GpucollError, UsageError
 # second. A short timeout gets at least LOOKS looks before its deadline, so that the deadline is met within 5 %.
 PERIOD = 0.5  # seconds between two looks, at most
 LOOKS = 20
-CALL = "a call on the GPU"
+DEVICE_CALL = "a call on the GPU"
 
 log = logging.getLogger("gpucoll")
 
@@ -90,8 +90,8 @@ class DeviceWatch:
             return self._waits.failure if found else None
         # Finding the culprits (`late`) may send messages, so a single-threaded MPI gets an error without names.
         if time.monotonic() > self._since + self._waits.timeout:
-            return self._waits.late(CALL) if self._may_call else CollectiveTimeout(
-                f"{CALL}: waited {self._waits.timeout:g} s for the other ranks")
+            return self._waits.late(DEVICE_CALL) if self._may_call else CollectiveTimeout(
+                f"{DEVICE_CALL}: waited {self._waits.timeout:g} s for the other ranks")
         if self._may_call:
             self._look_around()
         return None
@@ -104,7 +104,7 @@ class DeviceWatch:
             # The hooks measure a wait by its start and report its name: lend them this call's, then restore.
             before = self._waits.waits_since, self._waits.name
             try:
-                self._waits.waits_since, self._waits.name = self._since, CALL
+                self._waits.waits_since, self._waits.name = self._since, DEVICE_CALL
                 for hook in self._waits.hooks:
                     hook()
             finally:

@@ -36,12 +36,12 @@ SUMS = 5  # of a kind of calls: calls, bytes, then the seconds of the three shar
 TIMED = 32  # timings kept for each kind of call
 HEADER = -1  # in place of the bit length: the host messages that announce a collective
 NAMES = ("calls", "bytes", "own_seconds", "waiting_seconds", "moving_seconds")
-Kind = tuple[str, int]  # the collective, and the bit length of the bytes
-Stats = dict[Kind, dict[str, float]]
+CallKind = tuple[str, int]  # the collective, and the bit length of the bytes
+Stats = dict[CallKind, dict[str, float]]
 MAGIC = b"gpucoll flight 3"
 # Layout of the file: MAGIC, the number of the last call (at LAST), the facts of the rank as JSON ended by a zero byte
-# (from FACTS), then the records (from HEAD, one page). kernels/engine/flight.h has the same record.
-HEAD, CALLS = 4096, 1024  # bytes, records
+# (from FACTS), then the records (from PREAMBLE, one page). kernels/engine/flight.h has the same record.
+PREAMBLE, CALLS = 4096, 1024  # bytes, records
 LAST = 16
 FACTS = 24
 RECORD = numpy.dtype([("number", "<u8"), ("began", "<i8"), ("ended", "<i8"), ("own", "<i8"), ("waited", "<i8"),
@@ -60,7 +60,7 @@ class CallRecord:
     """
 
     def __init__(self, counters: Callable[[], Iterable[Any]] = tuple) -> None:
-        self.python: dict[Kind, list[float]] = collections.defaultdict(lambda: [0.0] * SUMS)
+        self.python: dict[CallKind, list[float]] = collections.defaultdict(lambda: [0.0] * SUMS)
         self.delays: dict[str, float] = collections.defaultdict(float)  # seconds of own delays by place: see `delayed`
         self.times: dict[tuple[str, str, str, int], Any] = collections.defaultdict(
             lambda: numpy.zeros(1 + TIMED + SUMS))
@@ -86,7 +86,7 @@ class CallRecord:
         sums[2:] = [seconds + 1e-9 * more for seconds, more in zip(sums[2:], (own, waited, moved), strict=True)]
         self.delayed(own, place)
 
-    def measured(self, operation: Operation, kind: Kind, nbytes: int, place: str | None = None, *,
+    def measured(self, operation: Operation, kind: CallKind, nbytes: int, place: str | None = None, *,
                  by_events: bool = False) -> Operation:
         """Return an operation that carries out another and counts its shares; a failed call is not counted.
 
@@ -109,7 +109,7 @@ class CallRecord:
         owns, waits, ends = zip((0, 0, self.left), *(one.shares() for one in self._counters()), strict=True)
         return sum(owns), sum(waits), max(ends)
 
-    def rows(self) -> Iterator[tuple[Kind, list[float]]]:
+    def rows(self) -> Iterator[tuple[CallKind, list[float]]]:
         """Yield the sums of each kind of calls, of one kind perhaps several."""
         # Copies of both tables: another thread may add a kind of call meanwhile.
         yield from (((name, bits), row[-SUMS:].tolist()) for (name, _, _, bits), row in list(self.times.items()))
@@ -143,7 +143,7 @@ class CallRecord:
                 for (name, bits), row in sorted(found.items()) if row[0]}
 
 
-def kind_of(call: CallRequest | Signature) -> Kind:
+def kind_of(call: CallRequest | Signature) -> CallKind:
     """Return the kind of a call; messages that announce a collective are a kind of their own."""
     return (call.header, HEADER) if call.header else (call.collective, call.nbytes.bit_length())
 
@@ -169,7 +169,7 @@ class Flight:
             with open(path, "x+b", opener=functools.partial(os.open, mode=0o600)) as file:
                 try:
                     # Not `truncate`: on a full disk a write into a hole of the file would end the rank by SIGBUS.
-                    os.posix_fallocate(file.fileno(), 0, HEAD + CALLS * RECORD.itemsize)
+                    os.posix_fallocate(file.fileno(), 0, PREAMBLE + CALLS * RECORD.itemsize)
                     self._map = mmap.mmap(file.fileno(), 0)
                 except OSError:
                     path.unlink()
@@ -180,7 +180,7 @@ class Flight:
         self._map[:FACTS + len(text)] = MAGIC.ljust(FACTS, b"\0") + text
         self.memory = numpy.frombuffer(self._map, numpy.uint8)
         self._last = self.memory[LAST:LAST + 8].view("<u8")
-        self._records = self.memory[HEAD:].view(RECORD)
+        self._records = self.memory[PREAMBLE:].view(RECORD)
         self._begun: Any = None  # the record of the call under way, if begun here
 
     def began(self, description: str, nbytes: int = 0, site: str = "") -> None:
@@ -243,10 +243,10 @@ def read(path: Path) -> Story:
     """Return the content of a file; raise ArgumentError for anything but a valid flight recorder file."""
     try:
         content = path.read_bytes()
-        if not content.startswith(MAGIC) or len(content) != HEAD + CALLS * RECORD.itemsize:
+        if not content.startswith(MAGIC) or len(content) != PREAMBLE + CALLS * RECORD.itemsize:
             raise ValueError("it is not a file of the flight recorder")
-        facts = _kind(json.loads(content[FACTS:HEAD].partition(b"\0")[0]), dict)
-        records = numpy.frombuffer(content, RECORD, offset=HEAD)
+        facts = _kind(json.loads(content[FACTS:PREAMBLE].partition(b"\0")[0]), dict)
+        records = numpy.frombuffer(content, RECORD, offset=PREAMBLE)
         kinds = {"group": str, "host": str, "threads": bool} | dict.fromkeys(
             ("rank", "size", "process", "wall", "clock_offset", "clock_error"), int)
         chosen = {name: _kind(facts.get(name), kind) for name, kind in kinds.items()}

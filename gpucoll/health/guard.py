@@ -9,15 +9,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from gpucoll.core.signature import LastCall
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RankFailedError
 from gpucoll.health.farewell import Farewell, Why, named
-from gpucoll.health.processes import LOOK, WAITS, Processes
+from gpucoll.health.processes import DEVICE_WAIT, LOOK_INTERVAL, Processes
 from gpucoll.health.remote import REPORT_INTERVAL
 
-# Seconds for which a rank that has left is still awaited: its last messages may be on their way. LONG_GRACE applies to
+# Seconds for which a rank that has left is still awaited: its last messages may be on their way. DEAD_TIME applies to
 # a dead rank if this call is not known to await it: the rank may have made the call before its death.
-GRACE, LONG_GRACE = 0.1, 0.5
+LEFT_TIME, DEAD_TIME = 0.1, 0.5
 # The kernel frees a dying process' memory before it reports the end of the process. A failed access to a peer's memory
 # therefore waits this many seconds, at most, for the report.
-LEAVES = 1.0
+REPORT_TIMEOUT = 1.0
 # Seconds for which a rank that sees another rank's failure waits for the farewell with the cause. The failed rank may
 # itself have to find out whether a third rank has died.
 TOLD = 3.0
@@ -65,14 +65,14 @@ class Guard:
         With `meets` the wait is for all other ranks, outside of calls.
         """
         now = time.monotonic()
-        if now < self._looked + LOOK:
+        if now < self._looked + LOOK_INTERVAL:
             return
         began = self._since()
         if began != self._began:  # a new wait has begun: the grace periods start again
             self._missed.clear()
             self._began = self._warned = began
             self._frozen = 0.0
-            if now < began + LOOK and not meets:  # most waits are over before the first look
+            if now < began + LOOK_INTERVAL and not meets:  # most waits are over before the first look
                 self._looked = now
                 return
         elif self._looked and now > self._looked + FROZEN:
@@ -120,8 +120,8 @@ class Guard:
             if awaited is not None and rank in awaited:
                 self._missed.setdefault(rank, now)
             elif rank not in self.left and self._needs_all() and not self._has_made_this_call(rank):
-                self._missed.setdefault(rank, now + LONG_GRACE - GRACE)
-        late = sorted(rank for rank, since in self._missed.items() if now - since > GRACE)
+                self._missed.setdefault(rank, now + DEAD_TIME - LEFT_TIME)
+        late = sorted(rank for rank, since in self._missed.items() if now - since > LEFT_TIME)
         if late:
             raise self._error_of(late)
 
@@ -192,9 +192,9 @@ class Guard:
     def cause(self) -> RankFailedError | None:
         """Return the error to raise instead of a transport error if processes have died without a farewell.
 
-        Waits up to LEAVES seconds: the memory of a dying process is out of reach before its end is visible.
+        Waits up to REPORT_TIMEOUT seconds: the memory of a dying process is out of reach before its end is visible.
         """
-        ended = [rank for rank in self._processes.ended(LEAVES) if rank not in self.left]
+        ended = [rank for rank in self._processes.ended(REPORT_TIMEOUT) if rank not in self.left]
         return self._failed(ended[:1]) if ended else None
 
     def _warn(self, now: float) -> None:
@@ -236,7 +236,7 @@ class Guard:
         ranks = behind or awaited - here or awaited - {self._rank}
         # A death ends a wait long before its deadline: a rank that is dead now has ended after its own deadline, if
         # another rank is to blame.
-        innocent = ("", WAITS, "dead") if ranks else ("", WAITS)
+        innocent = ("", DEVICE_WAIT, "dead") if ranks else ("", DEVICE_WAIT)
         ranks |= {rank for rank in self._processes.numbers
                   if rank != self._rank and self._processes.state(rank) not in innocent}
         # A rank that has ended after a failure has shown which rank is to blame, where its farewell has not come.

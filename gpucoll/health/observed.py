@@ -15,8 +15,8 @@ import numpy
 
 from gpucoll.core.signature import described
 from gpucoll.errors import ArgumentError, BackendError, nearest
-from gpucoll.executors import Call, CallRequest, Launcher
-from gpucoll.health.device_shares import LARGE, DeviceShares
+from gpucoll.executors import Call, CallLauncher, CallRequest
+from gpucoll.health.device_shares import TIMED_FROM, DeviceShares
 from gpucoll.health.preflight import Deferring
 from gpucoll.progress.operations import Operation, throw
 
@@ -48,13 +48,13 @@ class ObservedCall(Call):
         self._call, self._observers, self._comparison, self._shares = call, observers, comparison, shares
         self.completes = call.completes
         self._sums: Any = shares and shares.record.python[call.request.collective, call.request.nbytes.bit_length()]
-        self._timed = shares if call.request.nbytes >= LARGE else None
+        self._timed = shares if call.request.nbytes >= TIMED_FROM else None
 
     @property
     def engine_plan(self) -> Any:
         return self._call.engine_plan
 
-    def launcher(self, source: Any, target: Any) -> Launcher | None:
+    def launcher(self, source: Any, target: Any) -> CallLauncher | None:
         """Return a function that begins to compare a call, enqueues and counts it; None if the call needs `run`."""
         # Observers and a full comparison have their place in `run`.
         comparison, shares, nbytes = self._comparison, self._shares, self.request.nbytes

@@ -18,7 +18,7 @@ from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.errors import GpucollError
 from gpucoll.executors import LengthsDiffer, call_site, disagreement, lack_lengths, shortened
 from gpucoll.progress.operations import Operation, keep_for_ever
-from gpucoll.progress.pauses import POLL_INTERVAL
+from gpucoll.progress.pauses import SHORTEST_SLEEP
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import LossyRequest
 from gpucoll.transport.tags import BYTES, Tag
@@ -86,7 +86,7 @@ class Deferring:
         deadline = time.monotonic() + (0 if self.is_comparing else patience)
         try:
             while self.check() and time.monotonic() < deadline:
-                time.sleep(POLL_INTERVAL)
+                time.sleep(SHORTEST_SLEEP)
         except GpucollError as error:
             return error
         return None

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterable, Mapping
 from gpucoll.health.remote import Watch
 from gpucoll.transport.connections import is_readable
 
-WAITS = "waiting for a device"  # not a reason for blame: the state passes by itself
+DEVICE_WAIT = "waiting for a device"  # not a reason for blame: the state passes by itself
 # States of /proc/PID/stat that explain a missing rank.
-STOPPED = {"T": "stopped", "t": "stopped by a debugger", "D": WAITS, "Z": "dead", "X": "dead"}
-THREADS = "/proc/self/task"
+STOPPED = {"T": "stopped", "t": "stopped by a debugger", "D": DEVICE_WAIT, "Z": "dead", "X": "dead"}
+TASKS = "/proc/self/task"
 # Seconds between two looks in a wait: a look polls processes or threads and receives farewells, too dear for each poll.
-LOOK = 0.05
+LOOK_INTERVAL = 0.05
 # Seconds before a rank whose thread has ended counts as dead: a program may hand a rank from one thread to the next.
 THREAD_GRACE = 10.0
 NEWS = 0.02  # seconds between two looks for news of other hosts, in a wait for the first death
@@ -101,7 +101,7 @@ class RankThreads(Processes):
 
     `used` returns, by rank, the system's numbers of the threads that made the rank's last calls. A rank counts as dead
     if all these threads have ended and no other thread has made a call for the rank within THREAD_GRACE seconds. The
-    ranks share the object: all wait and ask, so the answer is kept for LOOK seconds.
+    ranks share the object: all wait and ask, so the answer is kept for LOOK_INTERVAL seconds.
     """
 
     def __init__(self, used: Mapping[int, Callable[[], set[int]]]) -> None:
@@ -112,7 +112,7 @@ class RankThreads(Processes):
 
     def ended(self, patience: float = 0.0) -> tuple[int, ...]:
         now = time.monotonic()
-        if now >= self._looked + LOOK:
+        if now >= self._looked + LOOK_INTERVAL:
             self._looked, running = now, _running()
             # Copy first: a rank's thread removes its entry when it closes the communicator.
             self._found = tuple(rank for rank, used in list(self._used.items())
@@ -131,7 +131,7 @@ class RankThreads(Processes):
 
 def _running() -> set[int] | None:
     """Return the numbers of this process's threads; None if the system does not tell."""
-    return {*map(int, os.listdir(THREADS))} if os.path.isdir(THREADS) else None
+    return {*map(int, os.listdir(TASKS))} if os.path.isdir(TASKS) else None
 
 
 def _descriptor(number: int) -> int | None:

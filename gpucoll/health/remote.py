@@ -21,16 +21,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpucoll.transport import ports
-from gpucoll.transport.connections import GREETING, POLL_INTERVAL, Address, Hub, StoreError
+from gpucoll.transport.connections import GREETING, RETRY_INTERVAL, Address, Hub, StoreError
 from gpucoll.transport.kvstore import Hosted, KeyStore, StoreClient, StoreServer
 from gpucoll.transport.rendezvous import route
 
 # Seconds to connect, for all of rank 0's addresses together: an unreachable address must not delay the start for long.
 CONNECT = 2.0
 REPORT_INTERVAL = 0.5  # seconds of a wait before a rank reports the wait, and between two reports
-SILENT = 4 * REPORT_INTERVAL  # seconds after which a rank's report expires: longer, since reports may be delayed
+REPORT_EXPIRY = 4 * REPORT_INTERVAL  # seconds after which a rank's report expires: longer, since reports may be delayed
 # Seconds for the store to answer which ranks wait: long, so that no living rank on a busy host is blamed.
-ANSWER = SILENT
+ANSWER_TIMEOUT = REPORT_EXPIRY
 SIOCGIFADDR = 0x8915  # Linux's ioctl for the address of a network interface
 
 log = logging.getLogger("gpucoll")
@@ -112,7 +112,7 @@ def client_at(address: Address, rank: int, size: int, token: str, patience: floa
             late = time.monotonic() + GREETING
             if (connection := ports.apply(address, "", rank, token, late, size, left)) is not None:
                 return StoreClient(connection, GREETING, address[0])
-            time.sleep(POLL_INTERVAL)
+            time.sleep(RETRY_INTERVAL)
     return None
 
 
@@ -157,17 +157,17 @@ class Watch:
     def heard(self) -> dict[int, int] | None:
         """Return the ranks with an unexpired report of a wait, and the numbers of their calls; None if unknown."""
         with contextlib.suppress(StoreError):
-            if self._store is not None and (found := self._store.ages(self._prefix, ANSWER)) is not None:
+            if self._store is not None and (found := self._store.ages(self._prefix, ANSWER_TIMEOUT)) is not None:
                 return {int(key.removeprefix(self._prefix)): int(number) for key, (number, age) in found.items()
-                        if age < SILENT}
+                        if age < REPORT_EXPIRY}
         return None
 
     def silent(self, number: int) -> set[int] | None:
         """Return the other ranks that report no wait, or else a wait in a call before `number`; None if not connected.
 
         A rank that waits in an earlier call waits for a rank that reports no wait, if there is one. If the store does
-        not answer, blame its rank; if its host acknowledges no data, blame all ranks of that host. Waits up to ANSWER
-        seconds.
+        not answer, blame its rank; if its host acknowledges no data, blame all ranks of that host. Waits up to
+        ANSWER_TIMEOUT seconds.
         """
         everyone = {*self._ranks.values()} - {self._rank}
         if self._store is None or not everyone:

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 from gpucoll.errors import ArgumentError
 
-MOST = 1 << 50  # the largest size accepted, in bytes; the pattern below bounds digits, so parsing is always fast
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+MOST_SIZE = 1 << 50  # bytes accepted; the pattern below bounds digits, so parsing is always fast
+SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def byte_size(text: str) -> int:
@@ -19,7 +19,7 @@ def byte_size(text: str) -> int:
     """
     match = re.fullmatch(r"(\d{1,16}(?:\.\d{1,16})?)\s*(B|[KMGT](?:I?B)?)?", text.strip(), re.ASCII | re.IGNORECASE)
     nbytes = match and Fraction(match[1]) * 1024 ** "BKMGT".index((match[2] or "B")[0].upper())
-    if nbytes is None or nbytes > MOST:
+    if nbytes is None or nbytes > MOST_SIZE:
         raise ArgumentError(f"{text!r} is not a number of bytes such as 8, 64K, 1.5M or 2G, up to "
                             "1024T", code="GC-SIZE")
     return int(nbytes)
@@ -31,5 +31,5 @@ def byte_text(nbytes: int) -> str:
     >>> byte_text(8), byte_text(1536), byte_text(1 << 20)
     ('8 B', '1.5 KiB', '1 MiB')
     """
-    power = min(len(UNITS) - 1, max(0, nbytes.bit_length() - 1) // 10)
-    return f"{nbytes / 1024 ** power:.4g} {UNITS[power]}"
+    power = min(len(SIZE_UNITS) - 1, max(0, nbytes.bit_length() - 1) // 10)
+    return f"{nbytes / 1024 ** power:.4g} {SIZE_UNITS[power]}"

@@ -26,11 +26,11 @@ from gpucoll.lab.graphs.named import is_named
 from gpucoll.lab.sizes import byte_size
 
 RANKS = 8  # unless asked for, or given by a graph
-Links: TypeAlias = Topology | LinkGraph
+AnyLinks: TypeAlias = Topology | LinkGraph
 Segments: TypeAlias = Callable[[str, str, int, int], int]  # (collective, algorithm, bytes, ranks) to segments
 
 
-def load_links(name_or_file: str) -> Links:
+def load_links(name_or_file: str) -> AnyLinks:
     """Return a graph of links, or a topology of levels, by name or from a TOML file; raise ArgumentError.
 
     >>> load_links("torus(4x4)").ranks, load_links("two_hosts").name
@@ -58,7 +58,7 @@ class Sweep(NamedTuple):
     left_out: list[LeftOut]
 
 
-def sweep(collective: str, names: Sequence[str], ranks: Iterable[int], sizes: Sequence[int], topology: Links,
+def sweep(collective: str, names: Sequence[str], ranks: Iterable[int], sizes: Sequence[int], topology: AnyLinks,
           segments: Segments, root: int = 0) -> Sweep:
     """Predict the algorithms in `names`; with no names predict all algorithms, leaving out too large cases.
 
@@ -82,14 +82,14 @@ def sweep(collective: str, names: Sequence[str], ranks: Iterable[int], sizes: Se
     return Sweep(rows, left_out)
 
 
-HEADER = (f"{'ranks':>7} {'bytes':>12}  {'algorithm':24} {'segments':>8} {'time us':>13} {'latency':>8} "
+SWEEP_HEADING = (f"{'ranks':>7} {'bytes':>12}  {'algorithm':24} {'segments':>8} {'time us':>13} {'latency':>8} "
           f"{'bandwidth':>9} {'reduction':>9} {'busbw GB/s':>10}")
 
 
-def as_text(collective: str, topology: Links, swept: Sweep) -> Iterator[str]:
+def as_text(collective: str, topology: AnyLinks, swept: Sweep) -> Iterator[str]:
     """Yield the lines of the table, the quickest algorithm first for every number of ranks and size."""
     yield f"{collective} on {topology.name}: {topology.about or 'a topology of your own'}"
-    yield HEADER
+    yield SWEEP_HEADING
     yield from map(_line, swept.rows)
     if swept.rows and swept.rows[-1].ranks > MANY:
         yield f"more than {MANY} ranks: by the cost formulas; a lower bound if ranks have unequal steps"

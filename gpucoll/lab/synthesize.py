@@ -20,7 +20,7 @@ from gpucoll.lab.graphs.link_order import in_link_order
 from gpucoll.lab.graphs.synthesis import Synthesis, synthesis
 from gpucoll.lab.sizes import byte_size
 
-HEAD = '''"""{kind} on {graph}, {ranks} ranks.
+FILE_HEAD = '''"""{kind} on {graph}, {ranks} ranks.
 
 Made by gpucoll synthesize: {note}.
 """
@@ -55,7 +55,7 @@ def as_python(made: Synthesis, graph: LinkGraph, kind: str, names: Mapping[str, 
     lines = "\n".join(f"    ({tree.root}, {tree.share}, {tree.edges})," for tree in trees)
     note = (f"{len(found.trees)} trees, segments: {', '.join(map(str, names.values()))}; at most "
             f"{float(found.algbw):.6g} GB/s of the bound {float(made.limit.algbw):.6g} GB/s")
-    head = HEAD.format(kind=kind, graph=graph.name, ranks=graph.ranks, note=note, rows="TREES", lines=lines,
+    head = FILE_HEAD.format(kind=kind, graph=graph.name, ranks=graph.ranks, note=note, rows="TREES", lines=lines,
                        imported=f"forest import Forest{', turned' if found.sides else ''}",
                        columns="root, chunks of a segment, edges from parent to child")
     rows = f"turned(TREES, {found.sides})" if found.sides else "TREES"
@@ -110,7 +110,7 @@ class Maker:
     def steps(self, made: Transfers) -> Made:
         """Return the algorithm of messages in the order of links."""
         names = {"kind": self.kind, "ranks": self.graph.ranks}
-        text = HEAD.format(
+        text = FILE_HEAD.format(
             **names, graph=self.graph.name, note=f"messages in the order of links, {len(made.steps)} rounds",
             imported="transfers import Transfers", rows="STEPS", columns="of each step: piece, sender, receiver",
             lines="\n".join(f"    {tuple(step)}," for step in made.steps)) + ALGORITHM.format(

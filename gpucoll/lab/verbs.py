@@ -14,7 +14,7 @@ from gpucoll.lab import sweep
 from gpucoll.lab.document import write
 from gpucoll.lab.draw import draw as drawing
 from gpucoll.lab.graphs.link_graph import load_graph
-from gpucoll.lab.verify import Row, prove_registry
+from gpucoll.lab.verify import ProofRow, prove_registry
 
 
 def verify(options: Any) -> int:
@@ -57,7 +57,7 @@ def _proved_files(options: Any) -> Iterator[Any]:
         except ArgumentError as error:
             if error.code != "GC-PROOF":
                 raise
-            yield Row("-", file, 1, str(error))
+            yield ProofRow("-", file, 1, str(error))
 
 
 def _asked_for(options: Any) -> tuple[str, str, int]:

@@ -39,7 +39,7 @@ def verify(name: str, algorithm: str, size: int, *, root: int = 0, segments: int
     return proof
 
 
-class Row(NamedTuple):
+class ProofRow(NamedTuple):
     """The result for one algorithm: the number of schedules proved, and the first error as `fault`."""
 
     collective: str
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 def prove_registry(sizes: Sequence[int], segments: Sequence[int], collective: str | None = None,
-                   algorithm: str | None = None, *, plans: bool = False) -> Iterator[Row]:
+                   algorithm: str | None = None, *, plans: bool = False) -> Iterator[ProofRow]:
     """Yield a row for every algorithm, proved for all `sizes`, all `segments` and, in rooted collectives, three roots.
 
     A user's algorithm, or an algorithm with parameters in the name, is proved only for supported sizes. Up to 16 ranks
@@ -63,7 +63,7 @@ def prove_registry(sizes: Sequence[int], segments: Sequence[int], collective: st
     # If no collective accepts these parameters keep all names, so that the first proof raises the error.
     asked = [(*key, sizes, segments, plans) for key in [key for key in named if _exists(*key)] or named]
     with contextlib.ExitStack() as held:
-        each: Callable[..., Iterable[Row]] = map
+        each: Callable[..., Iterable[ProofRow]] = map
         if max(sizes, default=0) > FEW and not all(find(*one[:2]).own for one in asked):
             each = held.enter_context(concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)))).map
         yield from each(_proved, asked)
@@ -77,7 +77,7 @@ def _exists(kind: str, name: str) -> bool:
     return True
 
 
-def _proved(asked: tuple[str, str, Sequence[int], Sequence[int], bool]) -> Row:
+def _proved(asked: tuple[str, str, Sequence[int], Sequence[int], bool]) -> ProofRow:
     kind, name, sizes, segments, plans = asked
     entry = find(kind, name)
     is_for_some = entry.own or "(" in name
@@ -94,14 +94,14 @@ def _proved(asked: tuple[str, str, Sequence[int], Sequence[int], bool]) -> Row:
         for nodes in ({None, _uneven(size)} if "nodes" in entry.options and size <= FEW else {None})]
     if not claims:
         reason = entry.unfit(sizes[0], None)
-        return Row(kind, name, 0, f"it does not support {', '.join(map(str, sizes))} ranks: {reason}")
+        return ProofRow(kind, name, 0, f"it does not support {', '.join(map(str, sizes))} ranks: {reason}")
     for claim in claims:
         try:
             verify(kind, **claim, plans=plans and claim["size"] <= FEW)
         except GpucollError as error:
             asked_for = ", ".join(f"{option} {value}" for option, value in claim.items())
-            return Row(kind, name, len(claims), f"{asked_for}: {error}")
-    return Row(kind, name, len(claims), None)
+            return ProofRow(kind, name, len(claims), f"{asked_for}: {error}")
+    return ProofRow(kind, name, len(claims), None)
 
 
 def _uneven(size: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from gpucoll.core.output import say
 from gpucoll.launch.launchers import launched
 from gpucoll.transport.rendezvous import wait_for_all
 
-MOST = 1 << 20  # the most ranks, processes or repetitions that an option accepts
+CEILING = 1 << 20  # the most ranks, processes or repetitions that an option accepts
 REFUSAL_TIMEOUT = 10.0  # seconds for which a refusing rank waits for the other ranks to refuse as well
 
 
@@ -42,18 +42,18 @@ class Parser(argparse.ArgumentParser):
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers in `least`..`MOST`; the parser raises ArgumentTypeError for any other text."""
+    """Return a parser of whole numbers in `least`..`CEILING`; the parser raises ArgumentTypeError otherwise."""
 
     def number(text: str) -> int:
-        if not re.fullmatch(r"\d{1,18}", text, re.ASCII) or not least <= int(text) <= MOST:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}, at most {MOST}")
+        if not re.fullmatch(r"\d{1,18}", text, re.ASCII) or not least <= int(text) <= CEILING:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}, at most {CEILING}")
         return int(text)
 
     return number
 
 
 def size_range(text: str) -> list[int]:
-    """Return the numbers, from 1 to `MOST`, in a list of numbers and ranges; ArgumentTypeError for any other text.
+    """Return the numbers, from 1 to `CEILING`, in a list of numbers and ranges; ArgumentTypeError otherwise.
 
     >>> size_range("1..4,8")
     [1, 2, 3, 4, 8]
@@ -63,5 +63,5 @@ def size_range(text: str) -> list[int]:
     except argparse.ArgumentTypeError:
         parts = [[]]
     if not all(len(part) in (1, 2) and part[0] <= part[-1] for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of sizes such as 1..64 or 2,4,8, at most {MOST}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of sizes such as 1..64 or 2,4,8, at most {CEILING}")
     return [size for part in parts for size in range(part[0], part[-1] + 1)]

@@ -30,17 +30,17 @@ from typing import NamedTuple
 from gpucoll.core.output import say
 from gpucoll.launch import bootstrap
 from gpucoll.launch.launchers import RUN
-from gpucoll.launch.standalone import GRACE, LaunchedJob, end_with, loop_of
+from gpucoll.launch.standalone import KILL_TIMEOUT, LaunchedJob, end_with, loop_of
 
 BACKLOG = 4096  # keepers that connect at once
 # Seconds for mpiexec to end the other ranks by itself, after a rank has failed: it may know a better reason.
 ALONE = 1.0
-WORDS = 15.0  # seconds for a rank to print an uncaught exception and to end by MPI's abort
+ABORT_SECONDS = 15.0  # seconds for a rank to print an uncaught exception and to end by MPI's abort
 # Codes of ranks that mpiexec ends after the failure of another rank.
-ENDED = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
+KILLED_CODES = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
 
 
-class Failure(NamedTuple):
+class RankFailure(NamedTuple):
     """What a keeper tells: when a rank has failed, the rank's exit code, and the rank."""
 
     when: int
@@ -58,7 +58,7 @@ class MpiexecJob(LaunchedJob):
         self._name = f"gpucoll-{secrets.token_hex(16)}"
         self._command, self._shares = command(self._name), shares_terminal
         self._keepers: set[socket.socket] = set()  # connected, and silent until now
-        self._failures: list[Failure] = []
+        self._failures: list[RankFailure] = []
         self._mpiexec: subprocess.Popen[bytes]
 
     def run(self) -> int:
@@ -121,7 +121,7 @@ class MpiexecJob(LaunchedJob):
         keeper.close()
         with contextlib.suppress(ValueError):  # nothing told
             when, code, rank, patience = map(int, words.split())
-            self._failures.append(Failure(when, code, rank))
+            self._failures.append(RankFailure(when, code, rank))
             self._loop.call_later(patience / 1000, self._end_others)
 
     def _hear_rest(self, listener: socket.socket) -> None:
@@ -136,7 +136,7 @@ class MpiexecJob(LaunchedJob):
         """End all ranks, as mpiexec has not done so since the first failure."""
         if self._status is None and self._mpiexec.poll() is None:
             first = min(self._failures)
-            self._end(first.code, signal.SIGTERM, GRACE)  # before the words, which a full pipe can hold up
+            self._end(first.code, signal.SIGTERM, KILL_TIMEOUT)  # before the words, which a full pipe can hold up
             say(f"gpucoll run: rank {first.rank} ended with status {first.code}; the other ranks are ended\n")
 
 
@@ -149,8 +149,8 @@ def _job_code(status: int, codes: Sequence[int]) -> int:
     status = 128 - status if status < 0 else status
     # mpiexec knows of other hosts, and of MPI's abort. But MPICH's joins the bits of several codes, and ends with the
     # bare number of the signal by which it has ended the other ranks.
-    is_bare = 128 + status in ENDED
-    return status if not codes or status in codes or (ENDED.issuperset(codes) and not is_bare) else codes[0]
+    is_bare = 128 + status in KILLED_CODES
+    return status if not codes or status in codes or (KILLED_CODES.issuperset(codes) and not is_bare) else codes[0]
 
 
 # ---------------------------------------------------------------- in a rank
@@ -231,7 +231,7 @@ def _aborting(name: str | None, error: BaseException) -> Iterator[None]:
         os._exit(128 + signal.SIGINT)
     # Now, because mpiexec may end all processes while it fails to pass the words on.
     with _launcher(name) as launcher:
-        _tell(launcher, 1, WORDS)
+        _tell(launcher, 1, ABORT_SECONDS)
     yield
 
 

@@ -23,10 +23,10 @@ from gpucoll.errors import CollectiveTimeout, MismatchError, UsageError, listed,
 from gpucoll.launch.launchers import SECRET
 from gpucoll.launch.places import address_of, text_of
 from gpucoll.transport import ports
-from gpucoll.transport.connections import CHANGED, POLL_INTERVAL, Connection, StoreError, digest
+from gpucoll.transport.connections import CHANGED, RETRY_INTERVAL, Connection, StoreError, digest
 from gpucoll.transport.kvstore import Address, KeyStore, StoreClient, StoreServer, kept
 
-LOOK = 0.05  # seconds between two looks for dead ranks while applicants are awaited
+APPLICANT_INTERVAL = 0.05  # seconds between two looks for dead ranks while applicants are awaited
 ANSWERS = 5.0  # seconds after the leader's deadline for the leader's error to arrive
 ASKS = "?"  # begins the name of an applicant that only asks whether the process has left the communicator
 GROWS = "grow "  # begins the name of a member, when the group grows
@@ -157,7 +157,7 @@ def _place_of(connection: Connection, lineage: Lineage, deadline: float, timeout
     with contextlib.ExitStack() as undo:
         undo.enter_context(connection.socket)
         frame, _ = connection.read(0, deadline)
-        if frame == ports.LEFT:
+        if frame == ports.HAS_LEFT:
             return None
         try:
             if "late" in frame:
@@ -193,7 +193,7 @@ def newcomer(store: str, timeout: float, deadline: float) -> Place:
                 why = "no answer came"
                 if (place := _place_of(connection, Lineage(secret=secret), deadline, timeout)) is not None:
                     return place
-        time.sleep(POLL_INTERVAL)
+        time.sleep(RETRY_INTERVAL)
     raise CollectiveTimeout(f"join: waited {timeout:g} s for the ranks at {store} to grow: {why}")
 
 
@@ -263,7 +263,7 @@ def survivors(ranks: Membership, ended: Callable[[], Collection[int]], timeout: 
         dead = {*ended()}
         with CHANGED:
             for name in [one for one in here.members if one not in ranks.names and not str(one).startswith(ASKS)]:
-                here.notify(name, ports.LEFT)  # of a group that was never complete
+                here.notify(name, ports.HAS_LEFT)  # of a group that was never complete
             come = {rank: here.members[name] for rank, name in enumerate(ranks.names)
                     if name in here.members and rank not in gone}
             gone |= dead - come.keys()
@@ -272,7 +272,7 @@ def survivors(ranks: Membership, ended: Callable[[], Collection[int]], timeout: 
             if not awaited:
                 return _invite(ranks, {order.index(rank): one for rank, one in come.items()}, order.index(mine),
                                len(order), [order.index(rank) for rank in lineage.elders if rank in order], options)
-            CHANGED.wait(LOOK)
+            CHANGED.wait(APPLICANT_INTERVAL)
         for rank in awaited - asked:
             threading.Thread(target=_look, args=[ranks, rank, gone, deadline], name="gpucoll regroup",
                              daemon=True).start()
@@ -304,7 +304,7 @@ def grown(ranks: Membership, size: int, seats: Sequence[int], exchange: Callable
             late = min(deadline, time.monotonic() + patience)
             while ranks.rank == leader and len(newcomers) < needed and time.monotonic() < late and not is_broken():
                 with CHANGED:
-                    CHANGED.wait(LOOK)
+                    CHANGED.wait(APPLICANT_INTERVAL)
             told = exchange({"came": len(newcomers), "late": time.monotonic() > deadline})[leader]
             if told["came"] >= needed:
                 break

@@ -24,7 +24,7 @@ from gpucoll.core.output import attempt, say
 from gpucoll.errors import RankFailedError, RevokedError
 from gpucoll.launch import bootstrap
 
-GRACE = 5.0  # seconds for ranks to end after a rank has failed, or after an interrupt, before SIGKILL
+KILL_TIMEOUT = 5.0  # seconds for ranks to end after a rank has failed, or after an interrupt, before SIGKILL
 SAVE = 30.0  # seconds for ranks to end after SIGTERM: batch systems send SIGTERM so that programs can save their state
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PDEATHSIG = 1  # prctl's number of PR_SET_PDEATHSIG
@@ -69,7 +69,7 @@ class LaunchedJob:
         if self._status is not None:
             self._signal(signal.SIGKILL)
         else:
-            self._end(128 + number, number, SAVE if number == signal.SIGTERM else GRACE)
+            self._end(128 + number, number, SAVE if number == signal.SIGTERM else KILL_TIMEOUT)
 
     def _end(self, status: int, number: int, grace: float) -> None:
         self._status = status
@@ -180,7 +180,7 @@ class Job(LaunchedJob):
             say(f"gpucoll run: rank {rank} (process {process}) {how}; the other ranks go on\n")
             return
         others = "; the other ranks are ended" if self._ranks.keys() - {rank} else ""
-        self._end(status, signal.SIGTERM, GRACE)  # before the words, which a full pipe can hold up
+        self._end(status, signal.SIGTERM, KILL_TIMEOUT)  # before the words, which a full pipe can hold up
         say(f"gpucoll run: rank {rank} (process {process}) {how}{others}\n")
 
     def _signal(self, number: int) -> None:
@@ -194,7 +194,7 @@ class Job(LaunchedJob):
 
 # ---------------------------------------------------------------- in a rank
 
-SELF_EXIT = 4 * GRACE  # seconds until a waiting rank ends by itself, should the launcher not kill it
+SELF_EXIT = 4 * KILL_TIMEOUT  # seconds until a waiting rank ends by itself, should the launcher not kill it
 # Seconds that a rank with an error caused by another rank's failure leaves the ticket to the other rank.
 BLAMED = 2.0
 

@@ -16,8 +16,8 @@ import select
 import sys
 from collections.abc import Iterator, Mapping
 
-LONGEST = 1e8  # seconds: longer timeouts, such as infinity, overflow the system's timers
-GRACE = 1.0  # seconds between the deadline and the end of the process, for the witness to name the missing ranks
+LONGEST_TIMER = 1e8  # seconds: longer timeouts, such as infinity, overflow the system's timers
+WITNESS_TIME = 1.0  # seconds between the deadline and the end of the process, for the witness to name the missing ranks
 
 
 @contextlib.contextmanager
@@ -26,7 +26,7 @@ def starting(seconds: float, variable: str, size: int, local_size: int | None) -
 
     `variable` is the environment variable with this rank's number; `local_size` of the `size` ranks are on this host.
     """
-    seconds = min(seconds, LONGEST)
+    seconds = min(seconds, LONGEST_TIMER)
     # Isolated and without `site`: the witness starts fast, and runs no user code.
     command = [sys.executable, "-I", "-S", __file__, repr(seconds), variable, str(size), str(local_size or 0)]
     import subprocess
@@ -34,7 +34,7 @@ def starting(seconds: float, variable: str, size: int, local_size: int | None) -
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # if no process can be started, the deadline still holds, without names
             stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))
-        faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=2)
+        faulthandler.dump_traceback_later(seconds + WITNESS_TIME, exit=True, file=2)
         stack.callback(faulthandler.cancel_dump_traceback_later)
         yield
 

@@ -23,13 +23,12 @@ from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import GivenOptions
-from gpucoll.mpi.buffers import OPS as NAMES
-from gpucoll.mpi.buffers import NotOurs, blocks_of, fill, gpu_array, op_name, parts, plain, row
+from gpucoll.mpi.buffers import MPI_OPS, NotOurs, blocks_of, fill, gpu_array, op_name, parts, plain, row
 from gpucoll.mpi.requests import Request, fill_status
 
 __all__ = ["Comm", "Request"]
 
-Call = tuple[Callable[..., Any], Callable[[Any], Any] | None]  # the function to call, and a consumer of the result
+PreparedCall = tuple[Callable[..., Any], Callable[[Any], Any] | None]  # the function, and a consumer of the result
 
 
 @functools.cache
@@ -160,7 +159,7 @@ class Comm(MPI.Intracomm):
     # general path, which also reports errors.
 
     def _reduce_all(self, name: str, call: Any, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> None:
-        out, ours = plain(recvbuf), NAMES.get(id(op))
+        out, ours = plain(recvbuf), MPI_OPS.get(id(op))
         x = out if sendbuf is MPI.IN_PLACE else plain(sendbuf)
         if x is None or out is None or ours is None or x.shape != out.shape:
             self._do(name, sendbuf, recvbuf, op)
@@ -176,7 +175,7 @@ class Comm(MPI.Intracomm):
         is_root = root == self.rank
         out = plain(recvbuf) if is_root else None
         x = out if is_root and sendbuf is MPI.IN_PLACE else plain(sendbuf)
-        name = NAMES.get(id(op))
+        name = MPI_OPS.get(id(op))
         if x is None or name is None or (is_root and (out is None or x.shape != out.shape)):
             self._do("Reduce", sendbuf, recvbuf, op, root)
         else:
@@ -218,7 +217,7 @@ class Comm(MPI.Intracomm):
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Write block i of the reduction of all ranks' `sendbuf` to the `recvbuf` of rank i."""
-        x, out, name = plain(sendbuf, self.size), plain(recvbuf), NAMES.get(id(op))
+        x, out, name = plain(sendbuf, self.size), plain(recvbuf), MPI_OPS.get(id(op))
         if x is None or out is None or name is None or x.size != self.size * out.size:
             self._do("Reduce_scatter_block", sendbuf, recvbuf, op)
         else:
@@ -283,10 +282,10 @@ class Comm(MPI.Intracomm):
             return getattr(super(), "I" + name.lower())(*given, **named)
         return self._request(call(async_op=True), deliver and functools.partial(self._deliver, name, deliver))
 
-    def _barrier(self) -> Call:
+    def _barrier(self) -> PreparedCall:
         return self.comm.barrier, None
 
-    def _bcast(self, buf: Any, root: int) -> Call:
+    def _bcast(self, buf: Any, root: int) -> PreparedCall:
         return functools.partial(self.comm.broadcast, row(buf), root), None
 
     def _both(self, sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
@@ -297,24 +296,24 @@ class Comm(MPI.Intracomm):
             raise NotOurs
         return x, out
 
-    def _allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> Call:
+    def _allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> PreparedCall:
         return functools.partial(self.comm.all_reduce, *self._both(sendbuf, recvbuf), op_name(op)), None
 
-    def _scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> Call:
+    def _scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> PreparedCall:
         return functools.partial(self.comm.scan, *self._both(sendbuf, recvbuf), op_name(op)), None
 
-    def _exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> Call:
+    def _exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> PreparedCall:
         x, out = self._both(sendbuf, recvbuf)
         return functools.partial(self.comm.exscan, x, out if self.rank else None, op_name(op)), None
 
-    def _reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op, root: int) -> Call:
+    def _reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op, root: int) -> PreparedCall:
         x, out = self._both(sendbuf, recvbuf) if root == self.rank else (row(sendbuf), None)
         return functools.partial(self.comm.reduce, x, out, op_name(op), root), None
 
-    def _allgather(self, sendbuf: Any, recvbuf: Any) -> Call:
+    def _allgather(self, sendbuf: Any, recvbuf: Any) -> PreparedCall:
         return functools.partial(self.comm.all_gather, *self._gathered(sendbuf, recvbuf)), None
 
-    def _gather(self, sendbuf: Any, recvbuf: Any, root: int) -> Call:
+    def _gather(self, sendbuf: Any, recvbuf: Any, root: int) -> PreparedCall:
         x, out = self._gathered(sendbuf, recvbuf) if root == self.rank else (row(sendbuf), None)
         return functools.partial(self.comm.gather, x, out, root), None
 
@@ -325,14 +324,14 @@ class Comm(MPI.Intracomm):
         x = out[self.rank * each:(self.rank + 1) * each] if _is_in_place(sendbuf) else row(sendbuf)
         return x, blocks_of(out, len(x), each, self.size)
 
-    def _scatter(self, sendbuf: Any, recvbuf: Any, root: int) -> Call:
+    def _scatter(self, sendbuf: Any, recvbuf: Any, root: int) -> PreparedCall:
         out = None if _is_in_place(recvbuf) and root == self.rank else row(recvbuf)
         x = row(sendbuf, self.size) if root == self.rank else None
         if x is not None and out is not None:
             out = out[:len(x) // self.size]
         return functools.partial(self.comm.scatter, x, out, root), None
 
-    def _alltoall(self, sendbuf: Any, recvbuf: Any) -> Call:
+    def _alltoall(self, sendbuf: Any, recvbuf: Any) -> PreparedCall:
         out = row(recvbuf, self.size)
         if _is_in_place(sendbuf):
             return functools.partial(self.comm.all_to_all, out, out), None
@@ -340,14 +339,14 @@ class Comm(MPI.Intracomm):
         out = blocks_of(out, len(x) // self.size, len(out) // self.size, self.size)
         return functools.partial(self.comm.all_to_all, x, out), None
 
-    def _reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> Call:
+    def _reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> PreparedCall:
         if not _is_in_place(sendbuf):
             return functools.partial(self.comm.reduce_scatter, row(sendbuf, self.size), row(recvbuf), op_name(op)), None
         x = row(recvbuf, self.size)
         return (functools.partial(self.comm.reduce_scatter, x, op=op_name(op)),
                 lambda came: fill([x], [came.reshape(-1)]))
 
-    def _reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: MPI.Op) -> Call:
+    def _reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any, op: MPI.Op) -> PreparedCall:
         out, name = row(recvbuf), op_name(op)
         x = out if _is_in_place(sendbuf) else row(sendbuf)
         if recvcounts is None:
@@ -355,19 +354,19 @@ class Comm(MPI.Intracomm):
             recvcounts = [one["length"] for one in lengths]
         return functools.partial(self.comm.reduce_scatter_v, x, [*recvcounts], name), lambda came: fill([out], [came])
 
-    def _allgatherv(self, sendbuf: Any, recvbuf: Any) -> Call:
+    def _allgatherv(self, sendbuf: Any, recvbuf: Any) -> PreparedCall:
         places = parts(recvbuf, self.size)
         x = places[self.rank] if _is_in_place(sendbuf) else row(sendbuf)
         return functools.partial(self.comm.all_gather_v, x), functools.partial(fill, places)
 
-    def _gatherv(self, sendbuf: Any, recvbuf: Any, root: int) -> Call:
+    def _gatherv(self, sendbuf: Any, recvbuf: Any, root: int) -> PreparedCall:
         if root != self.rank:
             return functools.partial(self.comm.gather_v, row(sendbuf), root), None
         places = parts(recvbuf, self.size)
         x = places[root] if _is_in_place(sendbuf) else row(sendbuf)
         return functools.partial(self.comm.gather_v, x, root), functools.partial(fill, places)
 
-    def _scatterv(self, sendbuf: Any, recvbuf: Any, root: int) -> Call:
+    def _scatterv(self, sendbuf: Any, recvbuf: Any, root: int) -> PreparedCall:
         xs = parts(sendbuf, self.size) if root == self.rank else None
         call = functools.partial(self.comm.scatter_v, xs, root)
         if root == self.rank and _is_in_place(recvbuf):
@@ -375,7 +374,7 @@ class Comm(MPI.Intracomm):
         out = row(recvbuf)
         return call, lambda came: fill([out], [came])
 
-    def _alltoallv(self, sendbuf: Any, recvbuf: Any) -> Call:
+    def _alltoallv(self, sendbuf: Any, recvbuf: Any) -> PreparedCall:
         places = parts(recvbuf, self.size)
         xs = places if _is_in_place(sendbuf) else parts(sendbuf, self.size)
         return functools.partial(self.comm.all_to_all_v, xs), functools.partial(fill, places)

@@ -20,27 +20,27 @@ from gpucoll.core.dtypes import row_of
 from gpucoll.core.ops import op_of
 from gpucoll.errors import ArgumentError, DtypeError
 
-PLAIN = frozenset("?bhilqBHILQefdFD")  # dtypes for the fast path, as characters
-BYTES = frozenset((bytearray, bytes, mmap.mmap))  # elements are bytes unless a datatype is given
+FAST_DTYPES = frozenset("?bhilqBHILQefdFD")  # dtypes for the fast path, as characters
+BYTE_OBJECTS = frozenset((bytearray, bytes, mmap.mmap))  # elements are bytes unless a datatype is given
 BYTE = numpy.dtype("u1")
-WHOLE = (int, numpy.integer)
-OPS = {id(getattr(MPI, name)): name.lower() for name in
+INTEGERS = (int, numpy.integer)
+MPI_OPS = {id(getattr(MPI, name)): name.lower() for name in
        ("SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR")}
 
 
 def _spelled() -> dict[int, tuple[MPI.Datatype, numpy.dtype]]:
-    """Return by handle the predefined MPI datatypes with a dtype in `PLAIN`, and this dtype; characters are bytes."""
+    """Return by handle the predefined MPI datatypes with a dtype in `FAST_DTYPES`, and it; characters are bytes."""
     found = {}
     for one in map(MPI.__dict__.get, dir(MPI)):
         if isinstance(one, MPI.Datatype) and one != MPI.DATATYPE_NULL and one.typestr[0] in "biufcS":
             dtype = numpy.dtype("u1" if one.typestr == "S1" else one.typestr)
-            if dtype.char in PLAIN:
+            if dtype.char in FAST_DTYPES:
                 found[one.handle] = one, dtype
     return found
 
 
-DTYPES = _spelled()
-SPELLED = {id(one): dtype for one, dtype in DTYPES.values()}  # by object identity, quicker than the handle
+MPI_DTYPES = _spelled()
+SPELLED = {id(one): dtype for one, dtype in MPI_DTYPES.values()}  # by object identity, quicker than the handle
 
 
 class NotOurs(Exception):
@@ -74,7 +74,7 @@ def plain(spec: Any, blocks: int = 1) -> Array | None:
             return None
     if type(data) is not ndarray:
         return _bytes(data, count, dtype, blocks)
-    if data.dtype.char not in PLAIN or (dtype is not None and dtype != data.dtype):
+    if data.dtype.char not in FAST_DTYPES or (dtype is not None and dtype != data.dtype):
         return None
     if data.ndim != 1:
         if not data.flags.c_contiguous:
@@ -87,7 +87,7 @@ def plain(spec: Any, blocks: int = 1) -> Array | None:
 
 def _bytes(data: Any, count: int | None, dtype: numpy.dtype | None, blocks: int) -> Array | None:
     """Return the elements of bytes as a row; None for other objects, and if count and length do not fit."""
-    if type(data) not in BYTES:
+    if type(data) not in BYTE_OBJECTS:
         return None
     dtype = dtype or BYTE
     try:
@@ -122,10 +122,10 @@ def parts(spec: Any, size: int) -> list[Array]:
     whole = _opened(data, datatype)
     if counts is None:
         counts = [len(whole) // size + (len(whole) % size > rank) for rank in range(size)]
-    counts = [counts] * size if isinstance(counts, WHOLE) else [*counts]
+    counts = [counts] * size if isinstance(counts, INTEGERS) else [*counts]
     if starts is None:
         starts = [0, *itertools.accumulate(counts)][:size]
-    starts = [rank * starts for rank in range(size)] if isinstance(starts, WHOLE) else [*starts]
+    starts = [rank * starts for rank in range(size)] if isinstance(starts, INTEGERS) else [*starts]
     if len(counts) != size or len(starts) != size:
         raise ArgumentError(f"{len(counts)} counts and {len(starts)} displacements are not {size} numbers, one for "
                             "each rank",
@@ -136,7 +136,7 @@ def parts(spec: Any, size: int) -> list[Array]:
 
 
 def _whole(count: Any, most: int, blocks: int = 1) -> int:
-    if not isinstance(count, WHOLE) or not 0 <= count * blocks <= most:
+    if not isinstance(count, INTEGERS) or not 0 <= count * blocks <= most:
         raise ArgumentError(f"{count!r} is not a valid count or displacement in a buffer of {most} "
                             "elements", code="GC-COUNTS")
     return int(count)
@@ -164,7 +164,7 @@ def _opened(data: Any, datatype: Any) -> Array:
         raise ArgumentError("BOTTOM names no array; pass the array itself", code="GC-ARRAY")
     if isinstance(datatype, str):
         datatype = MPI.Datatype.fromcode(datatype)
-    dtype = None if datatype is None else DTYPES.get(datatype.handle, (None, None))[1]
+    dtype = None if datatype is None else MPI_DTYPES.get(datatype.handle, (None, None))[1]
     if datatype is not None and dtype is None:
         raise NotOurs
     known = plain(data)
@@ -201,7 +201,7 @@ def gpu_array(*specs: Any) -> Any:
     """Return the first GPU array among the buffers; None without one, or if CuPy cannot open the array."""
     for spec in specs:
         data = spec[0] if isinstance(spec, list | tuple) and spec else spec
-        if type(data) is not ndarray and type(data) not in BYTES and on_gpu(data):
+        if type(data) is not ndarray and type(data) not in BYTE_OBJECTS and on_gpu(data):
             try:
                 as_array("", "a buffer", data)
             except ArgumentError:

@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 from gpucoll.core.collectives import COLLECTIVES, Collective
 from gpucoll.errors import ArgumentError
 
-NAMES = {"".join(name.split("_")): name for name in (
+SPELLINGS = {"".join(name.split("_")): name for name in (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")}
 TYPES = ("s", "r", "rcs", "rrc", "rrs", "rrcs", "re", "cpy", "nop")
 SENDS, RECEIVES, REDUCES = ("s", "rcs", "rrs", "rrcs"), ("r", "rcs", "rrc", "rrs", "rrcs"), ("rrc", "rrs", "rrcs", "re")
 MOST_GPUS, MOST_CHUNKS, MOST_MOVED = 4096, 1 << 16, 1 << 22  # limits, so that no file exhausts time or memory
 NEST = ("algo", "gpu", "tb", "step")  # element names, from the outside in
 
-Place: TypeAlias = tuple[str, int]  # buffer "i" (input), "o" (output) or "s" (scratch), and chunk
+ChunkPlace: TypeAlias = tuple[str, int]  # buffer "i" (input), "o" (output) or "s" (scratch), and chunk
 
 
 class XmlStep(NamedTuple):
@@ -29,8 +29,8 @@ class XmlStep(NamedTuple):
     block: int
     number: int
     type: str
-    src: Place
-    dst: Place
+    src: ChunkPlace
+    dst: ChunkPlace
     count: int  # type: ignore[assignment] # as in `Slice`
     send: int
     recv: int
@@ -125,10 +125,10 @@ def parsed(content: bytes, file: str) -> XmlProgram:
     kind = algo.get("coll", "").replace("_", "").lower()
     if kind == "custom":
         raise head.wrong("coll='custom' names no collective to be proved, and no file runs without a proof; "
-                         f"if the file makes a known collective, name {', '.join(NAMES)}")
-    if kind not in NAMES:
-        raise head.wrong(f"coll={algo.get('coll', '')[:40]!r} is none of {', '.join(NAMES)}")
-    row = COLLECTIVES[NAMES[kind]]
+                         f"if the file makes a known collective, name {', '.join(SPELLINGS)}")
+    if kind not in SPELLINGS:
+        raise head.wrong(f"coll={algo.get('coll', '')[:40]!r} is none of {', '.join(SPELLINGS)}")
+    row = COLLECTIVES[SPELLINGS[kind]]
     in_place = head.number("inplace", 0, 1, 0) == 1 and head.number("outofplace", 0, 1, 0) == 0
     steps, ids, widest, scratch = list[XmlStep](), set[int](), 0, 0
     for element in algo:

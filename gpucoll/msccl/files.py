@@ -15,7 +15,7 @@ from gpucoll.algorithms import names_of, registry
 from gpucoll.core import parsing
 from gpucoll.errors import ArgumentError, nearest
 
-MOST_BYTES = 1 << 26  # limit of a file's size
+MOST_FILE_BYTES = 1 << 26  # limit of a file's size
 FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[^:/\\]*)|(?P<xml>.+\.xml)", re.IGNORECASE | re.DOTALL)
 
 
@@ -79,12 +79,12 @@ def _named(path: str, collectives: Iterable[str]) -> str:
 def _content(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MOST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ArgumentError(f"cannot read {path!r}: {why}", code="GC-FILE") from None
-    if len(content) > MOST_BYTES:
-        raise ArgumentError(f"{path}: more than {MOST_BYTES >> 20} MiB cannot be an algorithm", code="GC-FILE")
+    if len(content) > MOST_FILE_BYTES:
+        raise ArgumentError(f"{path}: more than {MOST_FILE_BYTES >> 20} MiB cannot be an algorithm", code="GC-FILE")
     return content
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gpucoll.errors import ArgumentError
-from gpucoll.msccl.documents import RECEIVES, REDUCES, SENDS, Place, XmlProgram, XmlStep
+from gpucoll.msccl.documents import RECEIVES, REDUCES, SENDS, ChunkPlace, XmlProgram, XmlStep
 
 
 class XmlEvent(NamedTuple):
@@ -25,12 +25,12 @@ class XmlEvent(NamedTuple):
 
     step: XmlStep
     kind: str
-    reads: tuple[Place, ...]
-    writes: tuple[Place, ...]
-    operand: tuple[Place, ...] = ()
+    reads: tuple[ChunkPlace, ...]
+    writes: tuple[ChunkPlace, ...]
+    operand: tuple[ChunkPlace, ...] = ()
 
 
-class Order(NamedTuple):
+class EventOrder(NamedTuple):
     """Events in a possible order, and the matching of messages: `sender` maps a receive's index to the send's index."""
 
     events: list[XmlEvent]
@@ -42,7 +42,7 @@ def refused(step: XmlStep, why: str) -> ArgumentError:
     return ArgumentError(f"{step}: {why}", code="GC-PROOF")
 
 
-def ordered(program: XmlProgram, *, local_source: bool) -> Order:
+def ordered(program: XmlProgram, *, local_source: bool) -> EventOrder:
     """Return the program's events in order; raise ArgumentError naming a step for an endless wait.
 
     `local_source` selects the operand combined with received data. With True the operand is the step's source, a place
@@ -76,7 +76,7 @@ def ordered(program: XmlProgram, *, local_source: bool) -> Order:
         first_stuck = min({*range(len(events))} - {*turns})
         raise refused(events[first_stuck].step, "waits for ever, in a circle of waiting steps or for such a circle")
     place = {index: turn for turn, index in enumerate(turns)}
-    return Order([events[index] for index in turns], {place[one]: place[other] for one, other in sender.items()})
+    return EventOrder([events[index] for index in turns], {place[one]: place[other] for one, other in sender.items()})
 
 
 def in_order(before: Sequence[Iterable[int]]) -> list[int]:
@@ -112,7 +112,7 @@ def _events(program: XmlProgram, step: XmlStep, local_source: bool) -> Iterable[
         yield XmlEvent(step, "local", *places, dst if step.type == "re" else ())
 
 
-def _place(program: XmlProgram, gpu: int, buffer: str, chunk: int) -> Place:
+def _place(program: XmlProgram, gpu: int, buffer: str, chunk: int) -> ChunkPlace:
     """Return the unique name of a place: in place, the smaller of input and output is part of the larger.
 
     If both are equally large the place is in the input.

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step, joined
 from gpucoll.errors import ArgumentError
-from gpucoll.msccl.documents import Place, XmlProgram, XmlStep
-from gpucoll.msccl.order import Order, XmlEvent, ordered, refused
+from gpucoll.msccl.documents import ChunkPlace, XmlProgram, XmlStep
+from gpucoll.msccl.order import EventOrder, XmlEvent, ordered, refused
 from gpucoll.verify.symbolic import ScheduleError, prove
 
 ROOT = 0
@@ -58,7 +58,7 @@ def _proved(program: XmlProgram, works: list[list[list[OriginStep]]]) -> tuple[t
     return rounds
 
 
-def _works(program: XmlProgram, order: Order) -> list[list[list[OriginStep]]]:
+def _works(program: XmlProgram, order: EventOrder) -> list[list[list[OriginStep]]]:
     """Return the steps of every round of every rank."""
     rounds = _rounds(program, order)
     works = sorted(_steps(program, order, rounds), key=lambda work: work[:3])
@@ -68,9 +68,9 @@ def _works(program: XmlProgram, order: Order) -> list[list[list[OriginStep]]]:
     return made
 
 
-def _rounds(program: XmlProgram, order: Order) -> list[int]:
+def _rounds(program: XmlProgram, order: EventOrder) -> list[int]:
     """Return the round of each event; a send has the round of its receive."""
-    written: list[dict[Place, int]] = [{} for _ in range(program.size)]
+    written: list[dict[ChunkPlace, int]] = [{} for _ in range(program.size)]
     ready, rounds = dict[int, int](), [0] * len(order.events)  # by send: the round after the last of the data
     for index, event in enumerate(order.events):
         there = written[event.step.gpu]
@@ -85,7 +85,7 @@ def _rounds(program: XmlProgram, order: Order) -> list[int]:
     return rounds
 
 
-def _steps(program: XmlProgram, order: Order, rounds: list[int]) -> Iterator[tuple[int, int, int, OriginStep]]:
+def _steps(program: XmlProgram, order: EventOrder, rounds: list[int]) -> Iterator[tuple[int, int, int, OriginStep]]:
     """Yield (rank, round, class, step); the class orders a round: 0 sends, 1 copies, 2 receives, 3 reductions."""
     # Events come in a possible order: reading a place at its event gives the slice holding the place's data then.
     where, sent = _Where(program), dict[int, list[Slice]]()
@@ -124,7 +124,7 @@ class _Where:
     def __init__(self, program: XmlProgram) -> None:
         self._program, self._per_block = program, program.per_block
         row, size = program.row, program.size
-        self._now: list[dict[Place, Slice]] = [{} for _ in range(size)]
+        self._now: list[dict[ChunkPlace, Slice]] = [{} for _ in range(size)]
         self._spare: list[dict[Any, list[Slice]]] = [collections.defaultdict(list) for _ in range(size)]
         # By slice: the first round in which it may be overwritten, after its last write and not before its last read.
         self._free: list[dict[Slice, int]] = [collections.defaultdict(int) for _ in range(size)]
@@ -136,12 +136,12 @@ class _Where:
                 for chunk in range(program.chunks if row.input.blocks else self._per_block):
                     self._now[rank][self._first(rank, chunk)] = Slice("input", chunk)
 
-    def _first(self, rank: int, chunk: int) -> Place:
+    def _first(self, rank: int, chunk: int) -> ChunkPlace:
         if self._program.in_place and self._program.row.name in ("all_gather", "gather"):
             return "o", chunk + rank * self._per_block
         return "i", chunk
 
-    def _result(self, rank: int, place: Place) -> int | None:
+    def _result(self, rank: int, place: ChunkPlace) -> int | None:
         """Return the number of the chunk of output at a place; None for places outside the output."""
         row, (buffer, chunk) = self._program.row, place
         if not row.output.exists(rank, ROOT):
@@ -158,7 +158,7 @@ class _Where:
         """Return the position of a chunk in its block; the position determines the chunk's length."""
         return part.first % self._per_block
 
-    def read(self, event: XmlEvent, places: tuple[Place, ...], number: int) -> list[Slice]:
+    def read(self, event: XmlEvent, places: tuple[ChunkPlace, ...], number: int) -> list[Slice]:
         """Return the slices of the places, read in round `number`; raise ArgumentError for a place never written."""
         now, free = self._now[event.step.gpu], self._free[event.step.gpu]
         for place in places:
@@ -175,7 +175,7 @@ class _Where:
         self._free[gpu].update(dict.fromkeys(targets, number + 1))
         return targets
 
-    def _target(self, gpu: int, place: Place, kind: int, number: int) -> Slice:
+    def _target(self, gpu: int, place: ChunkPlace, kind: int, number: int) -> Slice:
         # Write results directly to the output, other data to the place's present slice or to the program's own index of
         # scratch: if the position in the block fits, and if no step still reads there.
         result, choices, spare = self._result(gpu, place), list[Slice](), self._spare[gpu][place, kind]

@@ -10,11 +10,11 @@ from xml.sax.saxutils import quoteattr
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
 from gpucoll.errors import ArgumentError
-from gpucoll.msccl.documents import NAMES
+from gpucoll.msccl.documents import SPELLINGS
 from gpucoll.msccl.order import in_order
 
-Block: TypeAlias = tuple[int, int]  # the rank sent to, the rank received from; -1 for none
-TYPES = {Send: "s", Recv: "r", RecvReduce: "rrc", Copy: "cpy", Reduce: "re"}
+ThreadBlock: TypeAlias = tuple[int, int]  # the rank sent to, the rank received from; -1 for none
+XML_TYPES = {Send: "s", Recv: "r", RecvReduce: "rrc", Copy: "cpy", Reduce: "re"}
 NOP = Slice("input", -1, 0)
 
 
@@ -24,7 +24,7 @@ class Line(NamedTuple):
     type: str
     src: Slice
     dst: Slice
-    after: tuple[Block, int] | None
+    after: tuple[ThreadBlock, int] | None
 
 
 def xml(schedules: list[Schedule]) -> str:
@@ -33,7 +33,7 @@ def xml(schedules: list[Schedule]) -> str:
     Raises ArgumentError for collectives without a name in MSCCL.
     """
     one = schedules[0]
-    names = {ours: theirs for theirs, ours in NAMES.items()}
+    names = {ours: theirs for theirs, ours in SPELLINGS.items()}
     if one.collective not in names:
         raise ArgumentError(f"MSCCL has no {one.collective}, only {', '.join(names)}", code="GC-XML")
     row = COLLECTIVES[one.collective]
@@ -59,11 +59,11 @@ class _Gpu:
 
     def __init__(self) -> None:
         self.scratch = 0
-        self._blocks: dict[Block, list[Line]] = collections.defaultdict(list)
+        self._blocks: dict[ThreadBlock, list[Line]] = collections.defaultdict(list)
         self._touched = Touched()
-        self._places = list[tuple[Block, int]]()  # of the steps, in order of addition
+        self._places = list[tuple[ThreadBlock, int]]()  # of the steps, in order of addition
         # Vector clocks: for each step of a block, the last step of every block known to be done before.
-        self._clocks = dict[tuple[Block, int], dict[Block, int]]()
+        self._clocks = dict[tuple[ThreadBlock, int], dict[ThreadBlock, int]]()
 
     def round(self, steps: Round) -> None:
         """Add a round, ordering the steps: all reads of a chunk come before the writes."""
@@ -99,7 +99,7 @@ class _Gpu:
         # Wait only for steps not implied by the block's own order or by another wait: `clock` is the knowledge so far.
         before = {self._places[one] for one in self._touched.follows(len(self._places), reads, writes)}
         clock = dict(self._clocks.get((block, len(self._blocks[block]) - 1), {}))
-        waits = list[tuple[Block, int]]()
+        waits = list[tuple[ThreadBlock, int]]()
         for other, number in sorted(before, key=lambda one: -one[1]):  # late steps imply most
             if other != block and clock.get(other, -1) < number:
                 waits.append((other, number))
@@ -112,7 +112,7 @@ class _Gpu:
             lines.append(Line("nop", NOP, NOP, wait))
         self._places.append((block, len(lines)))
         self._clocks[self._places[-1]] = clock
-        lines.append(Line(TYPES[type(step)], src, dst, waits[0] if waits else None))
+        lines.append(Line(XML_TYPES[type(step)], src, dst, waits[0] if waits else None))
 
     def lines(self) -> Iterator[str]:
         blocks = {block: number for number, block in enumerate(sorted(self._blocks))}

@@ -29,7 +29,7 @@ from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedul
 # Rounds use the halves in turn, so that a round may begin while results of the round before still read the other half.
 HALVES = ("even", "odd")
 PEER = "peer"  # the buffer of a span in a same-node peer's memory; see `Span` for its other fields
-CACHE_LINE = 64  # elements: parts of the workspace begin at multiples, so that no two share a cache line
+ALIGNED_ELEMENTS = 64  # elements: parts of the workspace begin at multiples, so that no two share a cache line
 Chunk: TypeAlias = tuple[str, int]
 
 
@@ -77,7 +77,7 @@ class Reduction(NamedTuple):
     sources: tuple[Span, ...]
 
 
-Step: TypeAlias = Message | Reduction
+PlanStep: TypeAlias = Message | Reduction
 _Ends: TypeAlias = tuple[Iterator[Span], Iterator[int]]
 
 
@@ -180,7 +180,7 @@ class Plan:
 
     def __init__(self, schedule: Schedule, layouts: Layouts, *, in_place: bool,
                  schedules: Callable[[int], Schedule] | None = None, same_node: Collection[int] = (),
-                 alignment: int = CACHE_LINE) -> None:
+                 alignment: int = ALIGNED_ELEMENTS) -> None:
         self.layouts, self.schedules, self.digest = layouts, schedules, schedule.digest
         row = COLLECTIVES[schedule.collective]
         is_block = row.output.blocks and not row.input.blocks
@@ -206,7 +206,7 @@ class Plan:
         return max(sent.values(), default=0) > 1
 
     @functools.cached_property
-    def rounds(self) -> tuple[tuple[Step, ...], ...]:
+    def rounds(self) -> tuple[tuple[PlanStep, ...], ...]:
         """The steps of each round: receives, then sends, then results.
 
         The results stand in an order in which none overwrites a source of a later result. Receives, and results formed
@@ -220,7 +220,7 @@ class Plan:
         return self._resolved[1]
 
     @functools.cached_property
-    def _resolved(self) -> tuple[tuple[tuple[Step, ...], ...], dict[str, int]]:
+    def _resolved(self) -> tuple[tuple[tuple[PlanStep, ...], ...], dict[str, int]]:
         schedule, same_node, alignment = self._made_of
         rounds, ends = list(schedule.rounds()), None
         if same_node and self.schedules:
@@ -286,7 +286,7 @@ class _Resolver:
         # Steps that read the half in the last round using the half: a write to the half must follow them.
         self._before: dict[str, set[int]] = {half: set() for half in HALVES}
 
-    def round(self, half: str, steps: Round) -> tuple[Step, ...]:
+    def round(self, half: str, steps: Round) -> tuple[PlanStep, ...]:
         """Return the steps of the next round; all moves to one destination become one result."""
         self._half, self._used = half, 0
         # The round before uses the other half: data in the workspace wait for readers from two rounds ago, or from the

@@ -20,11 +20,11 @@ from typing import TypeAlias
 
 from gpucoll.core.collectives import COLLECTIVES, Collective
 from gpucoll.core.schedule import Schedule, Slice
-from gpucoll.plan import HALVES, PEER, Layout, Layouts, Message, Plan, Ragged, Span, Step
+from gpucoll.plan import HALVES, PEER, Layout, Layouts, Message, Plan, PlanStep, Ragged, Span
 from gpucoll.verify.symbolic import DIGIT, ScheduleError
 
-Content: TypeAlias = tuple[int, int] | None  # element of the inputs, contributions; None before any write
-Place: TypeAlias = tuple[str, range]  # buffer and elements
+ElementContent: TypeAlias = tuple[int, int] | None  # element of the inputs, contributions; None before any write
+ElementRange: TypeAlias = tuple[str, range]  # buffer and elements
 Node: TypeAlias = tuple[int, int]  # rank and number of a step
 
 
@@ -76,25 +76,25 @@ class _PlannedRank:
 
     def __init__(self, row: Collective, rank: int, plan: Plan, counts: Sequence[int]) -> None:
         self.row, self.rank, self.plan, self._count = row, rank, plan, counts[1]
-        self.steps: dict[int, tuple[int, Step]] = {step.number: (number, step)
+        self.steps: dict[int, tuple[int, PlanStep]] = {step.number: (number, step)
                                                    for number, steps in enumerate(plan.rounds) for step in steps}
-        self.memory: dict[str, list[Content]] = {name: [None] * count for name, count in plan.workspace.items()}
+        self.memory: dict[str, list[ElementContent]] = {name: [None] * count for name, count in plan.workspace.items()}
         given, taken = (Slice("input", 0, counts[0]), Slice("output", 0, counts[1]))
         self.memory |= {part.buffer: [None] * plan.layouts.span(part)[1] for part in (given, taken)}
         buffer, elements = self.at(given)
-        self.given: list[Content] = [(element, 1 << DIGIT * rank) for element in range(len(elements))]
+        self.given: list[ElementContent] = [(element, 1 << DIGIT * rank) for element in range(len(elements))]
         self.memory[buffer][elements.start:elements.stop] = self.given
 
-    def at(self, part: Slice) -> Place:
+    def at(self, part: Slice) -> ElementRange:
         real = self.plan.real(part)
         return real.buffer, range(*self.plan.layouts.span(real))
 
-    def place(self, span: Span) -> Place:
+    def place(self, span: Span) -> ElementRange:
         """Return the place of a span in this rank's memory."""
         # A send to a same-node rank names the buffer as that rank does; the slice is the true place.
         return span.buffer if span.buffer in HALVES else span.like.buffer, range(span.start, span.stop)
 
-    def error(self, step: Step, why: str) -> ScheduleError:
+    def error(self, step: PlanStep, why: str) -> ScheduleError:
         return ScheduleError(f"{self.row.name}: rank {self.rank}, round {self.steps[step.number][0] + 1} of the plan: "
                              f"{step}: {why}", ranks=(self.rank,))
 
@@ -123,7 +123,7 @@ class _PlannedRank:
                     else:
                         readers[key].append(number)
 
-    def _touched(self, step: Step) -> tuple[list[Place], list[Place]]:
+    def _touched(self, step: PlanStep) -> tuple[list[ElementRange], list[ElementRange]]:
         """Return the places read and written by a step."""
         if isinstance(step, Message):
             return ([self.place(step.span)], []) if step.sends else ([], [self.place(step.span)])
@@ -212,7 +212,7 @@ def _partners(ranks: Sequence[_PlannedRank]) -> dict[Node, list[Node]]:
     return partners
 
 
-def _move(ranks: Sequence[_PlannedRank], rank: int, step: Step, sources: Sequence[tuple[int, Place]],
+def _move(ranks: Sequence[_PlannedRank], rank: int, step: PlanStep, sources: Sequence[tuple[int, ElementRange]],
           target: Span) -> None:
     """Form the contents of `target` on `rank` from places in the memory of ranks."""
     buffer, elements = ranks[rank].place(target)

@@ -16,9 +16,9 @@ Finding = dict[str, Any]
 # The kinds of findings for ranks that make different calls, by the code of the difference.
 KINDS = {"GC-COLLECTIVE": "collective", "GC-DTYPE": "dtype", "GC-SHAPE": "shape", "GC-OP": "op", "GC-ROOT": "root",
          "GC-COUNTS": "counts", "GC-DEVICE": "device", "GC-ALGO": "algorithm"}
-LEAVES = Signature.decode(CLOSE)
+CLOSING = Signature.decode(CLOSE)
 # The kinds of findings about programs that cannot be checked, or differ between two runs.
-UNKNOWN = UNSUPPORTED, PROCESS = "unsupported", "process"
+UNCHECKED = UNSUPPORTED, UNLIKE = "unsupported", "process"
 OWN_GROUPS = ("init_process_group", "new_group")  # torch's calls that wait for the members of the group made
 
 
@@ -68,7 +68,7 @@ def of_process(differences: Sequence[tuple[int, list[str], list[str]]]) -> list[
     ranks = [rank for rank, *others in differences if others == calls]
     sides = [RanksAtLine((*ranks,), place, call) for call, place in calls]
     one, other = (f"{side.call} ({side.place})" for side in sides)
-    return [finding(PROCESS, ranks, sides, sides[0].call, f"{with_noun(ranks)}: {one} in one run, {other} in another; "
+    return [finding(UNLIKE, ranks, sides, sides[0].call, f"{with_noun(ranks)}: {one} in one run, {other} in another; "
                     "ranks differ in the same way by the order of a set, hash() and the number of a process, unless "
                     "one rank tells the others; let two runs be the same")]
 
@@ -131,14 +131,14 @@ class Analysis:
             # All have the same call so far. Ranks that left do not wait.
             if next(iter(calls)).collective in OWN_GROUPS:
                 self._without(shown, arrived, sorted(missing))
-            if LEAVES not in calls or not all(one.is_end for one in call.arrivals.values()):
+            if CLOSING not in calls or not all(one.is_end for one in call.arrivals.values()):
                 for rank, one in call.arrivals.items():
                     if not one.is_end:
                         self._waits_for[world[rank]] |= missing
             return
         self._explained |= arrived
         refused = [rank for one, ranks in calls.items() if one.refusal for rank in ranks]
-        left = calls.pop(LEAVES, [])
+        left = calls.pop(CLOSING, [])
         failed = [rank for rank in (*left, *refused) if self._turns.ranks[rank].failure is not None]
         if failed:
             self._join(failed, shown, refused=bool(refused))
@@ -173,7 +173,7 @@ class Analysis:
         return arrival.place or (_raised(rank.failure)[0] if rank.failure else "") or rank.last
 
     def _words(self, call: Signature, number: int) -> str:
-        if call == LEAVES:
+        if call == CLOSING:
             return "the end of the program, after the last call" if self._turns.ranks[number].has_ended else "close"
         if call.refusal:
             return "refused its arguments"

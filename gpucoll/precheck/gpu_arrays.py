@@ -47,7 +47,7 @@ for _name in ("pack", "unpack", "read_as", "premultiplied", "finish", "fill_iden
     setattr(DeviceMemory, _name, _hosted(getattr(Space, _name)))
 
 
-class Slab:
+class OwnSlab:
     """Symmetric memory of one rank alone."""
 
     key = 0
@@ -77,7 +77,7 @@ class VirtualGpu:
 
     def new_heap(self, ranks: int) -> Heap:
         """Return symmetric memory."""
-        return Heap(ranks, Slab, _on_block)
+        return Heap(ranks, OwnSlab, _on_block)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.internal import Mailbox, Operation, Signature, code_of
-from gpucoll.precheck.records import BYTES
+from gpucoll.precheck.records import OBJECT_BYTE
 from gpucoll.precheck.turns import Turns, VirtualRank
 
 CLOSE = Signature("close").encode()
@@ -105,7 +105,7 @@ class VirtualMail(Mailbox):
         group.turns.events += 1
         rank = group.rank_of(source if mine.sends else target)
         rank.last = place = group.turns.site()
-        nbytes = "" if mine.dtype == code_of(BYTES) else f", {mine.nbytes} bytes"
+        nbytes = "" if mine.dtype == code_of(OBJECT_BYTE) else f", {mine.nbytes} bytes"
         call = f"{'send' if mine.sends else 'recv'} from rank {source} to rank {target}, tag {tag}{nbytes}"
         group.turns.records.note(rank, group, place, call)
         self.places[mine] = place

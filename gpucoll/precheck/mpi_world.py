@@ -24,7 +24,7 @@ from gpucoll.precheck.matching import VirtualGroup
 from gpucoll.precheck.ranks import VirtualTransport
 from gpucoll.precheck.turns import refusal
 
-OWN = ("Free", "Get_attr", "Set_attr", "Get_name", "Set_name", "Is_inter", "Is_intra", "Get_rank", "Get_size")
+OWN_METHODS = ("Free", "Get_attr", "Set_attr", "Get_name", "Set_name", "Is_inter", "Is_intra", "Get_rank", "Get_size")
 
 
 class VirtualRequest:
@@ -217,7 +217,7 @@ for _name in dir(MPI.Intracomm):
     if _name in gpucoll.mpi.STARTED:
         setattr(VirtualMpi, _name, _by_gpucoll(_name))
     elif callable(getattr(MPI.Intracomm, _name)) and not _name.startswith("_") and _name not in vars(VirtualMpi) \
-            and _name not in OWN:
+            and _name not in OWN_METHODS:
         setattr(VirtualMpi, _name, _left_out(_name))
 
 

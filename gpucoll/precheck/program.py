@@ -28,7 +28,7 @@ from gpucoll.precheck.ranks import VirtualTransport, end
 from gpucoll.precheck.state import SEED, ProcessState, is_of_program
 from gpucoll.precheck.turns import Turns, Unwound, VirtualRank, refusal, refusals
 
-MOST_RANKS = 4096  # threads of one process
+MOST_THREADS = 4096  # threads of one process
 # Variables that concern real ranks only.
 LOCKED = "<frozen importlib", os.path.join(os.path.dirname(gc.__file__), "device", "store.py")
 HIDDEN = ("GPUCOLL_DUMP_DIR", "GPUCOLL_FAULT", "GPUCOLL_METRICS", "GPUCOLL_SUMMARY")
@@ -40,8 +40,8 @@ class Precheck:
     is_running = False  # whether this process runs a precheck
 
     def __init__(self, size: int, *, is_program: bool) -> None:
-        if not internal.is_whole(size) or not 1 <= size <= MOST_RANKS:
-            raise ArgumentError(f"precheck: size={size!r} is not a number of ranks in 1..{MOST_RANKS}",
+        if not internal.is_whole(size) or not 1 <= size <= MOST_THREADS:
+            raise ArgumentError(f"precheck: size={size!r} is not a number of ranks in 1..{MOST_THREADS}",
                                 code="GC-PRECHECK")
         if Precheck.is_running:
             raise UsageError("precheck: called inside another precheck, or at the same time by another thread",

@@ -239,7 +239,7 @@ def end(transports: Sequence[VirtualTransport], *, failed: bool) -> None:
 
 # ---------------------------------------------------------------- the results, by NumPy and without a schedule
 
-MOST_BYTES = 128 << 20  # bytes of a call over all ranks: larger calls are matched, and their results are not computed
+MOST_MATCHED = 128 << 20  # bytes of a call over all ranks: results of larger calls are not computed
 # Bytes of a result that is not computed and set to zero: the memory of a longer one may never be touched, so that
 # programs larger than this machine's memory can be checked.
 MOST_ZEROS = 1 << 20
@@ -248,11 +248,11 @@ MOST_ZEROS = 1 << 20
 def compute(calls: Sequence[ReadyCall]) -> None:
     """Write the results of a call, given the calls of all ranks in rank order.
 
-    Above MOST_BYTES no result is computed: a result apart from the input is zero up to MOST_ZEROS bytes, any other
+    Above MOST_MATCHED no result is computed: a result apart from the input is zero up to MOST_ZEROS bytes, any other
     array keeps its values.
     """
     first, row = calls[0].call.request, COLLECTIVES[calls[0].call.request.collective]
-    if first.nbytes * len(calls) > MOST_BYTES:
+    if first.nbytes * len(calls) > MOST_MATCHED:
         for call in calls:
             if call.target is not None and not call.call.request.in_place and row.name != "broadcast" \
                     and call.target.nbytes <= MOST_ZEROS:

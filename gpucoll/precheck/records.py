@@ -12,15 +12,15 @@ import numpy
 
 from gpucoll.internal import Signature
 
-BYTES = numpy.dtype("uint8")  # of objects on their way, whose lengths may differ between two runs of a right program
-END = "the end of the program"
+OBJECT_BYTE = numpy.dtype("uint8")  # of objects, whose lengths may differ between two runs of a right program
+PROGRAM_END = "the end of the program"
 
 
 class Records:
     """The calls of `size` ranks in order, as numbers in `known`."""
 
     def __init__(self, size: int) -> None:
-        self._known: dict[tuple[str, str], int] = {(END, ""): 0}  # by call and line
+        self._known: dict[tuple[str, str], int] = {(PROGRAM_END, ""): 0}  # by call and line
         self._calls: list[list[int]] = [[] for _ in range(size)]
 
     def note(self, rank: Any, group: Any, place: str, call: str) -> None:
@@ -35,7 +35,7 @@ class Records:
 
 def _words(text: str) -> str:
     call, number = Signature.decode(text), text.rpartition("\n")[2]
-    words = call.describe() if call.dtype and call.dtype != BYTES.name else f"{call.collective}, root {call.root}"
+    words = call.describe() if call.dtype and call.dtype != OBJECT_BYTE.name else f"{call.collective}, root {call.root}"
     return words + (f", on communicator {number}" if number.strip("0").isdecimal() else "")
 
 

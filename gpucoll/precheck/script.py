@@ -22,13 +22,13 @@ from typing import Any
 
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.internal import end_with
-from gpucoll.precheck.findings import UNKNOWN, Finding, of_process, unsupported, with_refusals
+from gpucoll.precheck.findings import UNCHECKED, Finding, of_process, unsupported, with_refusals
 from gpucoll.precheck.program import Precheck
 from gpucoll.precheck.records import unlike
 from gpucoll.precheck.turns import VirtualRank
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell
-MOST_RUNS, SECONDS = 8, 4  # runs of a program: two, and more while all but the first take less than so many seconds
+MOST_RUNS, RUN_SECONDS = 8, 4  # runs of a program: two, and more while all but the first take less than so many seconds
 
 
 def check_script(path: str, arguments: Sequence[str], size: int) -> tuple[list[Finding], list[Any]]:
@@ -66,14 +66,14 @@ def main(options: Any) -> int:
     else:
         print("\n".join(f"{one['kind']}: {one['message']}" for one in found)
               or f"{options.script}: the calls of {options.ranks} ranks agree")
-    return 2 if any(one["kind"] in UNKNOWN for one in found) else int(bool(found))
+    return 2 if any(one["kind"] in UNCHECKED for one in found) else int(bool(found))
 
 
 def _findings(options: Any) -> list[Finding]:
     """Return the findings of two runs or more; the runs after the first cost as much as the first, or little."""
     (found, calls), began = _run(options, 1), _seconds()
     for number in range(2, MOST_RUNS + 1):
-        if found or (number > 2 and (_seconds() - began) * (number - 1) / (number - 2) > SECONDS):
+        if found or (number > 2 and (_seconds() - began) * (number - 1) / (number - 2) > RUN_SECONDS):
             break
         found, others = _run(options, number)
         if any(one["kind"] in ("raised", "exit") for one in found):

@@ -20,9 +20,9 @@ from gpucoll import internal
 from gpucoll.internal import torchrun_variables
 
 PACKAGE = os.path.dirname(gpucoll.__file__) + os.sep
-MASTER = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}  # read by programs; nobody connects
+MASTER_VARIABLES = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}  # read by programs; nobody connects
 SEED, NOBODY = 1 << 31, -1  # no seed of a program; the owner of a generator of the process
-WORDS = 624  # of the state of MT19937, Python's and NumPy's
+STATE_WORDS = 624  # of the state of MT19937, Python's and NumPy's
 
 
 class ProcessState:
@@ -42,7 +42,7 @@ class ProcessState:
         self._modules: list[dict[str, ModuleType]] = [{} for _ in range(size)]
         own: dict[Any, Any] = _environment()
         for number, kept in enumerate(self._kept):
-            variables = {**torchrun_variables(number, size, number, size), **MASTER} if is_program else {}
+            variables = {**torchrun_variables(number, size, number, size), **MASTER_VARIABLES} if is_program else {}
             kept["environment"] = own | {name.encode(): value.encode() for name, value in variables.items()}
         # Modules of which each rank has variables of its own, with the function that makes these variables.
         self._followed: list[tuple[ModuleType, Callable[[], dict[str, Any]]]] = []
@@ -168,24 +168,24 @@ def _numpy_mark() -> object:
     if type(generator).__name__ != "MT19937":
         return object()
     words = _words_of(generator)
-    return words[0], words[WORDS - 1], words[WORDS]
+    return words[0], words[STATE_WORDS - 1], words[STATE_WORDS]
 
 
 @functools.lru_cache(1)
 def _words_of(generator: Any) -> Any:
     """Return the words of a generator's state, in its own memory; the cache keeps the generator alive."""
-    return (ctypes.c_uint32 * (WORDS + 1)).from_address(generator.ctypes.state_address)
+    return (ctypes.c_uint32 * (STATE_WORDS + 1)).from_address(generator.ctypes.state_address)
 
 
 def _python_mark() -> tuple[Any, ...]:
     words = _python_words
-    return words[0], words[1], words[WORDS], _python.gauss_next
+    return words[0], words[1], words[STATE_WORDS], _python.gauss_next
 
 
 _bootstrap: Any = importlib._bootstrap
 _python: Any = random._inst  # the object behind the module's functions
 # In CPython the position follows the object's head, and the words follow the position.
-_python_words = (ctypes.c_uint32 * (WORDS + 1)).from_address(id(_python) + object.__basicsize__)
+_python_words = (ctypes.c_uint32 * (STATE_WORDS + 1)).from_address(id(_python) + object.__basicsize__)
 GENERATORS = {
     "numpy": GlobalGenerator(_numpy_mark, numpy.random.get_state, numpy.random.set_state, numpy.random.seed),
     "python": GlobalGenerator(_python_mark if _python_mark()[:1] == random.getstate()[1][-1:] else random.getstate,

@@ -17,12 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.jit import _builtins
 from torch.utils import _device
 
-from gpucoll.emulation import PRIVATE, installed, is_installed, torch_cuda
+from gpucoll.emulation import CUPY_FACE, installed, is_installed, torch_cuda
 
 MEMORY_FUNCTIONS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-NOTHING = ("empty_cache", "init", "manual_seed", "manual_seed_all", "seed", "ipc_collect", "reset_peak_memory_stats",
+NO_EFFECT = ("empty_cache", "init", "manual_seed", "manual_seed_all", "seed", "ipc_collect", "reset_peak_memory_stats",
            "reset_max_memory_allocated", "set_per_process_memory_fraction")
-METHODS = ("to", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "type")
+TENSOR_METHODS = ("to", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "type")
 
 
 def on_host(value: Any) -> Any:
@@ -58,14 +58,14 @@ def _without(function: Callable[..., Any], *names: str) -> Callable[..., Any]:
 
 def replacements(gpus: int) -> list[tuple[Any, str, Any]]:
     """Return the functions of torch to be replaced: owner, name and replacement."""
-    if not is_installed() and PRIVATE not in sys.modules:  # the program has another CuPy
+    if not is_installed() and CUPY_FACE not in sys.modules:  # the program has another CuPy
         with installed(gpus, "quick"):
-            importlib.import_module(PRIVATE).leave()
+            importlib.import_module(CUPY_FACE).leave()
     constructors = [function.__name__ for function in _device._device_constructors()] + [
         "empty_like", "full_like", "ones_like", "rand_like", "randn_like", "randint_like", "zeros_like", "load"]
     parallel = torch.nn.parallel.DistributedDataParallel
     hosted = [*((torch, name) for name in constructors if hasattr(torch, name)),
-              *((torch.Tensor, name) for name in METHODS), (_device.DeviceContext, "__init__"),
+              *((torch.Tensor, name) for name in TENSOR_METHODS), (_device.DeviceContext, "__init__"),
               (DeviceMesh, "__init__"), (torch, "set_default_device")]
     return [
         *((owner, name, _hosted(getattr(owner, name))) for owner, name in hosted),
@@ -73,7 +73,7 @@ def replacements(gpus: int) -> list[tuple[Any, str, Any]]:
         *((owner, name, lambda self, *_, **__: self)
           for owner, name in ((torch.Tensor, "cuda"), (torch.Tensor, "pin_memory"), (torch.nn.Module, "cuda"))),
         # torch._dynamo wants an object of its own for each name.
-        *((torch.cuda, name, lambda *_, **__: None) for name in NOTHING),
+        *((torch.cuda, name, lambda *_, **__: None) for name in NO_EFFECT),
         *((torch.cuda, name, lambda *_: 0) for name in MEMORY_FUNCTIONS),
         (torch.cuda, "is_bf16_supported", lambda *_, **__: True), (torch.cuda, "memory_summary", lambda *_, **__: ""),
         (torch.Tensor, "record_stream", lambda *_: None),

@@ -26,7 +26,7 @@ from gpucoll.precheck.torch_threads import primitives
 from gpucoll.precheck.turns import Turns, refusal
 from gpucoll.torch import handles
 from gpucoll.torch.group import TorchProcessGroup
-from gpucoll.torch.membership import NAMES
+from gpucoll.torch.membership import STORE_NAMES
 
 c10d: Any = distributed_c10d
 _serials = itertools.count()  # of prechecks
@@ -136,7 +136,7 @@ class TorchWorld:
         self._stores: dict[Any, VirtualStore] = {}
         # For each group, by name and members: the groups for collectives and for messages. torch uses a name again
         # after all members have left the group.
-        self._made: dict[tuple[str, tuple[int, ...]], list[VirtualGroup]] = {}
+        self._known: dict[tuple[str, tuple[int, ...]], list[VirtualGroup]] = {}
 
     def store(self, place: object) -> VirtualStore:
         """Return the store at a place, the same for all ranks."""
@@ -157,9 +157,9 @@ class TorchWorld:
                           "only a default group of all ranks in their order, so pass RANK and WORLD_SIZE of the "
                           "environment")
         members = members or (*range(self._size),)
-        if (name, members) not in self._made:
-            self._made[name, members] = [VirtualGroup(self._turns, members, self._groups) for _ in NAMES]
-        groups = self._made[name, members]
+        if (name, members) not in self._known:
+            self._known[name, members] = [VirtualGroup(self._turns, members, self._groups) for _ in STORE_NAMES]
+        groups = self._known[name, members]
         made = [Communicator(VirtualTransport(group, number), options({})) for group in groups]
         internal.waits_of(made[0]).run(groups[0].exchange(rank, Signature(call, header=call), None, bool, []), call)
         return made

@@ -12,7 +12,7 @@ from gpucoll.progress.waits import Progress
 
 # Seconds for the partners of unfinished sends, as long as they are at work; and seconds before a word about the wait.
 LINGER, SILENT = 3.0, 1.0
-LOOK = 0.05  # seconds between two questions whether the partners are at work: these cost system calls
+PARTNER_INTERVAL = 0.05  # seconds between two questions whether the partners are at work: these cost system calls
 
 log = logging.getLogger("gpucoll")
 
@@ -39,7 +39,7 @@ def drain(waits: Progress) -> bool:
         waited = time.monotonic() - began
         if not queue and waited >= looked and acquire(blocking=False):
             try:
-                looked = waited + LOOK
+                looked = waited + PARTNER_INTERVAL
                 lost = [work for work in waits.messages() if waited > LINGER or not is_useful(work, waits)]
                 for work in lost:
                     give_up(work, waits)

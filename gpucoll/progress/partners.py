@@ -11,8 +11,8 @@ from gpucoll.errors import CollectiveTimeout, GpucollError
 # The state of the two ends of a message on this rank: of the receive, then of the send. A state is a sequence of
 # requests of the carrier, empty before the beginning, and None after the end.
 State = list[Any]
-RECEIVE, SEND = 0, 1
-UNITS = ("bytes", "kB", "MB", "GB")
+RECEIVING, SENDING = 0, 1
+BYTE_UNITS = ("bytes", "kB", "MB", "GB")
 
 
 class End:
@@ -33,7 +33,7 @@ class End:
     @property
     def requests(self) -> Sequence[Any] | None:
         """The requests of the carrier, empty before the beginning; None after the end."""
-        requests: Sequence[Any] | None = self.state[SEND if self.sends else RECEIVE]
+        requests: Sequence[Any] | None = self.state[SENDING if self.sends else RECEIVING]
         return requests
 
     def is_left(self) -> bool:
@@ -56,8 +56,8 @@ def size_of(nbytes: int) -> str:
     >>> size_of(64), size_of(1_600_000), size_of(33_554_432)
     ('64 bytes', '1.6 MB', '33.6 MB')
     """
-    power = min(len(UNITS) - 1, (len(str(nbytes)) - 1) // 3 if nbytes > 9999 else 0)
-    return f"{round(nbytes / 1000 ** power, 1):g} {UNITS[power]}"
+    power = min(len(BYTE_UNITS) - 1, (len(str(nbytes)) - 1) // 3 if nbytes > 9999 else 0)
+    return f"{round(nbytes / 1000 ** power, 1):g} {BYTE_UNITS[power]}"
 
 
 def partners_of(ends: Sequence[End]) -> tuple[int, ...]:

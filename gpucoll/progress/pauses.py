@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-POLL_INTERVAL = 20e-6  # seconds: the shortest sleep; less would gain nothing, as Linux adds a timer slack of some 50 us
+SHORTEST_SLEEP = 20e-6  # seconds; less would gain nothing, as Linux adds a timer slack of some 50 us
 DEAR = 500e-6  # seconds: a yield that takes longer has given the core to a computing process
 # Polling steals CPU from the user's thread, so sleep 1/16 of the time since the last progress: an operation is late by
 # at most 1/16 of its wait, and by at most 200 us for each rank on a core.
@@ -28,4 +28,4 @@ def nap_after(waited: float, crowd: float = 1.0) -> float:
 
     `crowd` is the number of ranks per core: all may poll, and so share the core.
     """
-    return min(max(1.0, crowd) * LONGEST_SLEEP, max(POLL_INTERVAL, SLEEP_SHARE * waited))
+    return min(max(1.0, crowd) * LONGEST_SLEEP, max(SHORTEST_SLEEP, SLEEP_SHARE * waited))

@@ -31,10 +31,10 @@ from gpucoll.launch.places import StorePlace
 from gpucoll.transport.connections import connect
 from gpucoll.transport.rendezvous import becomes
 
-NAME = "gpucoll"
-OPS = {ReduceOp.SUM: "sum", ReduceOp.PRODUCT: "prod", ReduceOp.MIN: "min", ReduceOp.MAX: "max"}
-POLL_INTERVAL = 0.02  # seconds between two looks at Ray's table of keys
-REACH = 1.0  # seconds for a connection to the store of rank 0
+BACKEND = "gpucoll"
+RAY_OPS = {ReduceOp.SUM: "sum", ReduceOp.PRODUCT: "prod", ReduceOp.MIN: "min", ReduceOp.MAX: "max"}
+KEY_INTERVAL = 0.02  # seconds between two looks at Ray's table of keys
+STORE_TIMEOUT = 1.0  # seconds for a connection to the store of rank 0
 _options: dict[str, Any] = {}  # of this process' groups, as given to `register`
 
 
@@ -52,8 +52,8 @@ def register(**options: Any) -> None:
     bootstrap.options(options)  # checked here, not in the first group
     _options.clear()
     _options.update(options)
-    if not is_backend_available(NAME):
-        register_collective_backend(NAME, Group)
+    if not is_backend_available(BACKEND):
+        register_collective_backend(BACKEND, Group)
 
 
 def communicator(group_name: str = "default") -> Communicator:
@@ -63,7 +63,7 @@ def communicator(group_name: str = "default") -> Communicator:
     """
     group = get_group_handle(group_name)
     if not isinstance(group, Group):
-        raise UsageError(f"group {group_name!r} has Ray's backend {group.backend()}, not {NAME}", code="GC-GROUP")
+        raise UsageError(f"group {group_name!r} has Ray's backend {group.backend()}, not {BACKEND}", code="GC-GROUP")
     return group.communicator
 
 
@@ -74,7 +74,7 @@ class Group(BaseGroup):
         super().__init__(world_size, rank, group_name)
         wanted = bootstrap.options(_options)
         # Ray's table of keys serves all jobs of the cluster.
-        key = " ".join((NAME, ray.get_runtime_context().get_job_id(), group_name))
+        key = " ".join((BACKEND, ray.get_runtime_context().get_job_id(), group_name))
         if rank:
             self.communicator = new_world(wanted, _announced(key, rank, world_size, wanted.timeout))
             return
@@ -88,7 +88,7 @@ class Group(BaseGroup):
     @classmethod
     def backend(cls) -> str:
         """Return the name of the backend, as Ray writes it."""
-        return NAME.upper()
+        return BACKEND.upper()
 
     @classmethod
     def check_backend_availability(cls) -> bool:
@@ -102,7 +102,7 @@ class Group(BaseGroup):
     def allreduce(self, tensor: list[Any], allreduce_options: Any) -> None:
         """Reduce the tensors of all ranks, in place."""
         x = _writable(tensor[0])
-        self.communicator.all_reduce(x, x, OPS[allreduce_options.reduceOp])
+        self.communicator.all_reduce(x, x, RAY_OPS[allreduce_options.reduceOp])
 
     def barrier(self, barrier_options: Any = None) -> None:
         """Return when every rank has called `barrier`."""
@@ -112,7 +112,7 @@ class Group(BaseGroup):
         """Reduce the tensors of all ranks to the root's tensor; the others do not change."""
         root = reduce_options.root_rank
         x = _writable(tensor[0]) if root == self.rank else tensor[0]
-        self.communicator.reduce(x, x if root == self.rank else None, OPS[reduce_options.reduceOp], root)
+        self.communicator.reduce(x, x if root == self.rank else None, RAY_OPS[reduce_options.reduceOp], root)
 
     def broadcast(self, tensor: list[Any], broadcast_options: Any) -> None:
         """Overwrite every rank's tensor with the root's."""
@@ -136,7 +136,7 @@ class Group(BaseGroup):
             with current_stream(self.communicator, [target, *parts]):
                 rows = [as_array("reducescatter", "tensor_list", one) for one in parts]
                 x = module_of(rows[0]).stack(rows)
-        self.communicator.reduce_scatter(x, target, OPS[reducescatter_options.reduceOp])
+        self.communicator.reduce_scatter(x, target, RAY_OPS[reducescatter_options.reduceOp])
 
     def send(self, tensor: list[Any], send_options: Any) -> None:
         """Send a tensor, for a `recv` of the other rank."""
@@ -157,11 +157,11 @@ def _announced(key: str, rank: int, size: int, timeout: float) -> StorePlace:
             token, (host, port) = json.loads(value)
             # The place of a rank 0 that has died may still stand in the table.
             with contextlib.suppress(OSError):
-                connect((host, port), REACH).socket.close()
+                connect((host, port), STORE_TIMEOUT).socket.close()
                 found.append(StorePlace(rank, size, token, (host, port)))
         return bool(found)
 
-    if not becomes(is_open, timeout, POLL_INTERVAL):
+    if not becomes(is_open, timeout, KEY_INTERVAL):
         raise CollectiveTimeout(f"waited {timeout:g} s for rank 0 of {size}; did every actor of the group call "
                                 "init_collective_group with the same name?", ranks=(0,))
     return found[0]

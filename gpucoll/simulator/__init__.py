@@ -15,8 +15,8 @@ The model of time:
   the operand (the innermost level for a local operand). Copies take no time.
 - The schedule ends with the last rank.
 
-In a symmetric algorithm all ranks make the same steps, up to the numbering of ranks (`Algorithm.alike`). With a link
-for every pair and no gap (the topology ``mesh``) the time of a symmetric algorithm is
+In a symmetric algorithm all ranks make the same steps, up to the numbering of ranks (`Algorithm.vectorised`). With a
+link for every pair and no gap (the topology ``mesh``) the time of a symmetric algorithm is
 ``rounds * alpha + path * beta + reduced * gamma``, by the registry's formulas; on a switch `sent` replaces `path`.
 
 There are three methods:
@@ -44,9 +44,9 @@ from gpucoll.core.schedule import Schedule
 from gpucoll.errors import ArgumentError
 from gpucoll.simulator.routes import AnyRoutes, Routes
 from gpucoll.simulator.topologies import DEFAULT, Level, Topology, checked, load, names, shipped
-from gpucoll.simulator.waves import Case, Clock, NotAlike, Wave, few_enough, one_by_one, priced, together, waves_of
+from gpucoll.simulator.waves import Clock, NotAlike, Scenario, Wave, few_enough, one_by_one, priced, together, waves_of
 
-MOST_RANKS, MOST_UNLIKE = 1 << 20, 1 << 17  # on one switch of equal links, and on other topologies
+MOST_ON_SWITCH, MOST_UNLIKE = 1 << 20, 1 << 17  # on one switch of equal links, and on other topologies
 MANY = 1 << 14  # ranks: beyond, ranks on one switch are not replayed
 
 
@@ -109,19 +109,19 @@ def replayed_seconds(schedules: Sequence[Schedule], routes: AnyRoutes, nbytes: i
 
 
 def _case(collective: str, algorithm: str, size: int, topology: Topology | Links | None, root: int,
-          segments: int) -> tuple[Case, AnyRoutes]:
+          segments: int) -> tuple[Scenario, AnyRoutes]:
     entry = find(collective, algorithm)
     if topology is not None and not isinstance(topology, Topology):
-        return Case(entry, algorithm, size, entry.given(root, segments, None)), topology.routes(size)
+        return Scenario(entry, algorithm, size, entry.given(root, segments, None)), topology.routes(size)
     topology = shipped(DEFAULT) if topology is None else checked(topology)
-    most = MOST_RANKS if topology.is_uniform else MOST_UNLIKE
+    most = MOST_ON_SWITCH if topology.is_uniform else MOST_UNLIKE
     if size > most:
         raise ArgumentError(f"at most {most} ranks are simulated on {topology.name}, not {size}", code="GC-SIZE")
     nodes = topology.nodes(size)
-    return Case(entry, algorithm, size, entry.given(root, segments, nodes)), Routes(topology, size)
+    return Scenario(entry, algorithm, size, entry.given(root, segments, nodes)), Routes(topology, size)
 
 
-def _run(case: Case, routes: AnyRoutes, chunks: Sequence[float]) -> list[list[float]]:
+def _run(case: Scenario, routes: AnyRoutes, chunks: Sequence[float]) -> list[list[float]]:
     """Return latency, bandwidth and reduction for each length of a chunk, by the fastest method available."""
     if case.size == 1:
         return [[0.0, 0.0, 0.0] for _ in chunks]
@@ -146,7 +146,7 @@ def _replayed(waves: Iterable[Wave], routes: AnyRoutes, chunks: Sequence[float])
     return [clock.parts() for clock in clocks]
 
 
-def _by_formulas(case: Case, routes: Routes, chunks: Sequence[float]) -> list[list[float]]:
+def _by_formulas(case: Scenario, routes: Routes, chunks: Sequence[float]) -> list[list[float]]:
     """Return the parts by the registry's formulas, on equal links: of ranks that end each round together the time.
 
     Of other ranks a lower bound: the formulas count on the longest path, and at the busiest rank.

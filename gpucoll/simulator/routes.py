@@ -8,11 +8,11 @@ from typing import Protocol, TypeAlias
 
 import numpy
 
+from gpucoll.core.dtypes import Array
 from gpucoll.core.schedule import Schedule
 from gpucoll.simulator.topologies import Level, Topology
 
-Array: TypeAlias = numpy.ndarray
-Uses: TypeAlias = Iterator[tuple[Array, Array]]  # indices of messages, and one link used by each of the messages
+LinkUses: TypeAlias = Iterator[tuple[Array, Array]]  # indices of messages, and one link used by each of the messages
 
 
 Flows: TypeAlias = Callable[[Sequence[Schedule], float], list[float]]  # of schedules and bytes of a chunk: three parts
@@ -94,7 +94,7 @@ class Routes:
         to, of = (numpy.bincount(ranks, minlength=self.size) for ranks in numpy.divmod(pairs, self.size))
         return numpy.maximum(to[src], of[dst]) - 1
 
-    def _uses(self, index: int, src: Array, dst: Array, crossing: Array, passing: Array) -> Uses:
+    def _uses(self, index: int, src: Array, dst: Array, crossing: Array, passing: Array) -> LinkUses:
         """Yield messages with the links used at level `index`.
 
         Messages in `crossing` are joined by this level; messages in `passing` continue to a level further out.
@@ -141,7 +141,7 @@ def squarest(number: int, dimensions: int) -> tuple[int, ...]:
     return min((shape for shape in shapes if min(shape) == shape[-1]), key=max)
 
 
-def _hops(src: Array, dst: Array, units: int, level: Level) -> Uses:
+def _hops(src: Array, dst: Array, units: int, level: Level) -> LinkUses:
     """Yield messages with the torus links used, hop by hop: dimension by dimension, the last dimension first.
 
     In each dimension a message takes the shorter way round.
@@ -159,7 +159,7 @@ def _hops(src: Array, dst: Array, units: int, level: Level) -> Uses:
         stride *= length
 
 
-def _along(place: Array, hops: Array, step: Array, length: int) -> Uses:
+def _along(place: Array, hops: Array, step: Array, length: int) -> LinkUses:
     """Yield, hop by hop, the messages still moving along a ring of `length`, and the places left by the messages."""
     moving = numpy.flatnonzero(hops)
     at, step, hops = place[moving], step[moving], hops[moving]

@@ -43,7 +43,7 @@ class Level(NamedTuple):
 
 
 MEDIA = {"switch": ("links",), "bus": (), "mesh": (), "torus": ("dimensions", "hop")}  # with the keys of each
-CHECKS: dict[str, toml.Check] = {
+TOPOLOGY_CHECKS: dict[str, toml.Check] = {
     "name": toml.name, "medium": toml.one_of(*MEDIA),
     **dict.fromkeys(("alpha", "beta", "gamma", "hop", "gap"), toml.seconds),
     **dict.fromkeys(("ranks", "groups", "links"), toml.count), "dimensions": functools.partial(toml.count, most=64),
@@ -118,7 +118,7 @@ def parse(name: str, text: bytes) -> Topology:
     file = toml.TomlFile(f"topology {name}", CODE)
     table = file.read(text, ("about", "level"))
     file.check({"about": table.get("about")}, {"about": toml.text})
-    levels = tuple(file.row(Level, level, CHECKS, where) for where, level in file.tables(table, "level"))
+    levels = tuple(file.row(Level, level, TOPOLOGY_CHECKS, where) for where, level in file.tables(table, "level"))
     return checked(Topology(name, levels, table.get("about", "")))
 
 
@@ -128,7 +128,7 @@ def checked(topology: Topology) -> Topology:
     if not topology.levels:
         raise file.error("the file has no [[level]]")
     for index, level in enumerate(topology.levels, 1):
-        file.check(level._asdict(), CHECKS, f"level {index}")
+        file.check(level._asdict(), TOPOLOGY_CHECKS, f"level {index}")
         for medium, keys in MEDIA.items():  # refuse keys without a meaning for the level's medium
             for key in keys:
                 if medium != level.medium and getattr(level, key) != Level._field_defaults[key]:

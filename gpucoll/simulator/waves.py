@@ -20,7 +20,7 @@ from gpucoll.simulator.routes import AnyRoutes, Array
 from gpucoll.verify.symbolic import Turn, replay
 
 TOGETHER = 1 << 27  # limit of messages, all ranks made at once
-AT_ONCE = 1 << 22  # limit of messages in one round, all ranks made at once
+MESSAGES_AT_ONCE = 1 << 22  # limit of messages in one round, all ranks made at once
 ONE_BY_ONE = 1 << 20  # limit of messages, ranks replayed one by one
 ON_NODES = 1 << 10  # limit of ranks on nodes: each rank's schedule reads the nodes of all ranks, so time is quadratic
 
@@ -29,7 +29,7 @@ class NotAlike(Exception):
     """In a symmetric algorithm some ranks have fewer messages in a round than others, so a wave is not a round."""
 
 
-class Case(NamedTuple):
+class Scenario(NamedTuple):
     """A case to simulate: an algorithm, the requested name with parameters, and the options."""
 
     entry: Algorithm
@@ -101,23 +101,23 @@ def _same(peer: Any, seen: dict[int, bytes]) -> object:
     return seen[id(peer)]
 
 
-def few_enough(case: Case) -> bool:
+def few_enough(case: Scenario) -> bool:
     """Return whether the messages of all ranks, estimated from rank 0, are within the limits for all at once."""
     total = 0
     for posts in _posts(case, 0):
         total += posts // 2 * case.size
-        if total > TOGETHER or posts // 2 * case.size > AT_ONCE:
+        if total > TOGETHER or posts // 2 * case.size > MESSAGES_AT_ONCE:
             return False
     return True
 
 
-def _posts(case: Case, rank: int) -> Iterator[int]:
+def _posts(case: Scenario, rank: int) -> Iterator[int]:
     """Yield the number of sends and receives of `rank` in each round: a message may be of many slices."""
     for steps in case.schedule(rank):
         yield sum(not isinstance(step, Copy | Reduce) for step in steps)
 
 
-def _counted(case: Case, rank: int, most: int) -> int:
+def _counted(case: Scenario, rank: int, most: int) -> int:
     """Return the number of messages sent and received by `rank`; stop counting above `most`."""
     total = 0
     for posts in _posts(case, rank):
@@ -127,7 +127,7 @@ def _counted(case: Case, rank: int, most: int) -> int:
     return total
 
 
-def one_by_one(case: Case) -> Iterator[Wave]:
+def one_by_one(case: Scenario) -> Iterator[Wave]:
     """Yield the waves of any algorithm; raise ArgumentError if a sample of ranks predicts too many messages."""
     if case.options.get("nodes") is not None and case.size > ON_NODES:
         raise ArgumentError(f"the algorithm depends on nodes, so at most {ON_NODES} ranks can be "

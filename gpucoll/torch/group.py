@@ -14,7 +14,7 @@ from torch.distributed import DistBackendError, Store
 
 from gpucoll import internal
 from gpucoll.torch import checks, handles, membership
-from gpucoll.torch.handles import Call, Caller, JoinedWork, MessageWork, StreamWork, TorchWork, as_torch_raises
+from gpucoll.torch.handles import Callback, Caller, JoinedWork, MessageWork, StreamWork, TorchWork, as_torch_raises
 from gpucoll.torch.names import Names
 from gpucoll.torch.tensors import apart, combined, cut, deliver, fill, moved, op_of, reduced, room, row
 
@@ -39,12 +39,12 @@ class TorchProcessGroup(Names):
         self._caller = Caller()
         self._streams: dict[torch.device, Any] = {}
         self._together: list[TorchWork] | None = None  # the calls since `_start_coalescing`
-        self._messages: list[tuple[handles.DeferredWork, Call]] = []  # GPU messages among these calls
+        self._messages: list[tuple[handles.DeferredWork, Callback]] = []  # GPU messages among these calls
         self._count = 0
 
     _communicators = staticmethod(membership.communicators)
 
-    def _make(self, call: Call, tensors: Tensors, options: Any, outputs: Sequence[Any] | None = None) -> TorchWork:
+    def _make(self, call: Callback, tensors: Tensors, options: Any, outputs: Sequence[Any] | None = None) -> TorchWork:
         """Make or queue a call on `tensors` and return the handle; `outputs` are the result tensors (None: all)."""
         self._count += 1
         results = tensors if outputs is None else outputs
@@ -57,7 +57,7 @@ class TorchProcessGroup(Names):
             self._together.append(work)
         return work
 
-    def _enqueue(self, call: Call, tensors: Tensors) -> Any:
+    def _enqueue(self, call: Callback, tensors: Tensors) -> Any:
         """Enqueue a call on the group's side stream, after the work in the current stream; return the side stream."""
         device = tensors[0].device
         stream = self._side_stream(device)

@@ -19,7 +19,7 @@ from torch.distributed import Work as Handle  # type: ignore[attr-defined, unuse
 from gpucoll.errors import ArgumentError, CollectiveTimeout, DtypeError, GpucollError
 from gpucoll.transport.rendezvous import becomes
 
-Call = Callable[[], None]
+Callback = Callable[[], None]
 NOWHERE = contextlib.nullcontext()
 
 
@@ -103,7 +103,7 @@ class TorchWork(Handle):
 class CallFuture(torch.futures.Future):
     """The future of a queued call; `at_turn` is `Caller.at_turn`."""
 
-    def __init__(self, at_turn: Callable[[Call], None]) -> None:
+    def __init__(self, at_turn: Callable[[Callback], None]) -> None:
         super().__init__()
         self._at_turn = at_turn
 
@@ -128,9 +128,9 @@ class CallFuture(torch.futures.Future):
 class QueuedWork(TorchWork):
     """A call queued for the thread of a `Caller`; `at_turn` is `Caller.at_turn`."""
 
-    def __init__(self, outputs: Sequence[Any], call: Call, at_turn: Callable[[Call], None]) -> None:
+    def __init__(self, outputs: Sequence[Any], call: Callback, at_turn: Callable[[Callback], None]) -> None:
         super().__init__(outputs)
-        self._call: Call | None = call
+        self._call: Callback | None = call
         self._at_turn = at_turn
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._then: Callable[[], None] | None = None
@@ -297,7 +297,7 @@ class Caller:
         self._thread: threading.Thread | None = None
         self._server: int | None = None  # the number of the background thread
 
-    def make(self, call: Call, outputs: Sequence[Any], *, at_once: bool) -> TorchWork:
+    def make(self, call: Callback, outputs: Sequence[Any], *, at_once: bool) -> TorchWork:
         """Make the call in this thread with `at_once`, or queue the call for the background thread.
 
         The background thread also runs the callbacks of futures, and makes their calls at once: a callback may wait
@@ -320,7 +320,7 @@ class Caller:
             return TorchWork(outputs)
         return self._queued(QueuedWork(outputs, call, self.at_turn))
 
-    def at_turn(self, do: Call) -> None:
+    def at_turn(self, do: Callback) -> None:
         """Run `do` after the calls made so far: at once if there are none under way."""
         if self._open and self._server != threading.get_ident():
             self._queued(QueuedWork((), do, self.at_turn))

@@ -16,8 +16,8 @@ from gpucoll.transport.kvstore import KeyStore
 from gpucoll.transport.mailbox import StoreRanks
 from gpucoll.transport.rendezvous import becomes
 
-NAMES = ("collectives", "messages")
-POLL_INTERVAL = 1e-3  # seconds between two checks of the store
+STORE_NAMES = ("collectives", "messages")
+CHECK_INTERVAL = 1e-3  # seconds between two checks of the store
 
 
 class TorchStore(KeyStore):
@@ -32,7 +32,7 @@ class TorchStore(KeyStore):
         self._store.set(key, value)
 
     def get(self, key: str, wait: float = 0.0) -> bytes | None:
-        return bytes(self._store.get(key)) if becomes(lambda: self._store.check([key]), wait, POLL_INTERVAL) else None
+        return bytes(self._store.get(key)) if becomes(lambda: self._store.check([key]), wait, CHECK_INTERVAL) else None
 
     def delete(self, key: str) -> None:
         self._store.delete_key(key)
@@ -64,7 +64,7 @@ def communicators(store: Store, rank: int, size: int, timeout: datetime.timedelt
     if len({*numbers} - {None}) == size:
         return _by_mpi(numbers, seconds)
     options = bootstrap.options({"timeout": seconds})
-    links = [StoreLink(ours, name, rank, size, seconds) for name in NAMES]
+    links = [StoreLink(ours, name, rank, size, seconds) for name in STORE_NAMES]
     bootstrap.check_alike(links[0].mpi, options)
     return [Communicator(link, options) for link in links]
 
@@ -88,7 +88,7 @@ def _by_mpi(numbers: list[int], seconds: float) -> list[Communicator]:
     # Create_group involves only the members. The tag separates groups being created at the same time.
     group = MPI.COMM_WORLD.group.Incl(numbers)
     part = MPI.COMM_WORLD.Create_group(group, zlib.crc32(repr(numbers).encode()) % (1 << 15))
-    made = [Communicator.from_mpi(part, timeout=seconds) for _ in NAMES]
+    made = [Communicator.from_mpi(part, timeout=seconds) for _ in STORE_NAMES]
     part.Free()
     group.Free()
     return made

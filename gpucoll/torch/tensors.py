@@ -16,15 +16,15 @@ from gpucoll.core.dtypes import numpy_dtype
 from gpucoll.core.ops import premul_sum
 from gpucoll.errors import ArgumentError
 
-OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "avg", ReduceOp.PRODUCT: "prod", ReduceOp.MIN: "min", ReduceOp.MAX: "max",
-       ReduceOp.BAND: "band", ReduceOp.BOR: "bor", ReduceOp.BXOR: "bxor"}
+TORCH_OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "avg", ReduceOp.PRODUCT: "prod", ReduceOp.MIN: "min",
+             ReduceOp.MAX: "max", ReduceOp.BAND: "band", ReduceOp.BOR: "bor", ReduceOp.BXOR: "bxor"}
 COMBINED = {"sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
             "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
-# torch dtypes without a NumPy equivalent. Those in OWN can be reduced, by the name of gpucoll's dtype. CARRIERS gives
-# the integer dtype of equal width, for moving.
-OWN = {torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2"}
+# torch dtypes without a NumPy equivalent. Those in EXTENDED_DTYPES can be reduced, by the name of gpucoll's dtype.
+# CARRIERS gives the integer dtype of equal width, for moving.
+EXTENDED_DTYPES = {torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2"}
 CARRIERS = {dtype: torch.int16 if dtype.itemsize == 2 else torch.uint8
-            for dtype in (*OWN, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)}
+            for dtype in (*EXTENDED_DTYPES, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)}
 
 
 def op_of(options: Any) -> Any:
@@ -35,7 +35,7 @@ def op_of(options: Any) -> Any:
     kind = getattr(given, "op", given)
     if kind == ReduceOp.PREMUL_SUM:
         return premul_sum(float(given.factor))
-    return OPS[kind]
+    return TORCH_OPS[kind]
 
 
 def combined(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -61,9 +61,9 @@ def moved(tensor: torch.Tensor) -> Any:
 
 def reduced(tensor: torch.Tensor) -> Any:
     """Return an array on a tensor's memory, for reductions; on a GPU a tensor on the same memory."""
-    if tensor.is_cuda or tensor.dtype not in OWN:
+    if tensor.is_cuda or tensor.dtype not in EXTENDED_DTYPES:
         return tensor.detach() if tensor.is_cuda else _on_host(tensor.detach())
-    return _on_host(carried(tensor)).view(numpy_dtype(OWN[tensor.dtype]))
+    return _on_host(carried(tensor)).view(numpy_dtype(EXTENDED_DTYPES[tensor.dtype]))
 
 
 def _on_host(tensor: torch.Tensor) -> Array:

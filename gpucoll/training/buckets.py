@@ -13,7 +13,7 @@ from gpucoll.training.parameters import Like
 
 BUCKET_BYTES = 25 << 20
 # Bytes of the first bucket. A small first bucket is full early, so communication starts early in the backward pass.
-FIRST = 1 << 20
+FIRST_BUCKET = 1 << 20
 
 # A reduction made of consecutive collectives. The generator yields each collective as a function to call; the caller
 # sends the result of the call back into the generator.
@@ -24,7 +24,8 @@ def cut(parameters: Mapping[str, Like], bucket_bytes: int, kind: Callable[[str],
     """Return the parameter names grouped in buckets of at most `bucket_bytes`, the last parameter first.
 
     A backward pass produces gradients in this order. The parameters of a bucket have equal dtypes and equal
-    `kind(name)`. The first bucket has at most `FIRST` bytes. A parameter longer than the limit is a bucket by itself.
+    `kind(name)`. The first bucket has at most `FIRST_BUCKET` bytes. A parameter longer than the limit is a bucket by
+    itself.
     """
     if not is_whole(bucket_bytes) or bucket_bytes < 1:
         raise ArgumentError(f"bucket_bytes {bucket_bytes!r} is not a number of bytes", code="GC-COUNTS")
@@ -33,7 +34,7 @@ def cut(parameters: Mapping[str, Like], bucket_bytes: int, kind: Callable[[str],
     for name, array in reversed([*parameters.items()]):
         key = array.dtype, kind(name)
         names, filled = open_.get(key, ([], 0))
-        most = min(FIRST, bucket_bytes) if found and names is found[0] else bucket_bytes
+        most = min(FIRST_BUCKET, bucket_bytes) if found and names is found[0] else bucket_bytes
         if not names or filled + array.nbytes > most:
             names, filled = [], 0
             found.append(names)

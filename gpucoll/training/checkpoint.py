@@ -43,11 +43,11 @@ from gpucoll.training.optimizers import Optimizer
 from gpucoll.training.parameters import Like, Parameters, on_host, to_array
 from gpucoll.training.shards import owned
 
-FORMAT = 1
+SAVE_FORMAT = 1
 MANIFEST = "manifest.json"
 BEGINNING = b'{\n "format": '  # of a manifest: any other file of this name is the user's
-FILE = re.compile(r"rank-[0-9]{1,9}-[0-9a-f]{12}\.npz")
-DRAFT = re.compile(rf"({FILE.pattern}|manifest-[0-9a-f]{{12}}\.json)\.new")
+SHARD = re.compile(r"rank-[0-9]{1,9}-[0-9a-f]{12}\.npz")
+DRAFT = re.compile(rf"({SHARD.pattern}|manifest-[0-9a-f]{{12}}\.json)\.new")
 log = logging.getLogger("gpucoll")
 PARAMETER = "parameter"  # key of a parameter's own shard, next to the names of the optimizer's state
 
@@ -127,14 +127,14 @@ class Saving:
         error = None
         if comm.rank == 0:
             try:
-                self._count([one["sha256"] for one in everyone])
+                self._commit_manifest([one["sha256"] for one in everyone])
             except OSError as reason:
                 error = BackendError(f"save: {self._folder / MANIFEST}: {reason}", code="GC-FILE")
                 with contextlib.suppress(OSError, ValueError):
                     _tidy(self._folder, _before(self._folder))  # of the new files, unless they are in force
         internal.broadcast_metadata(comm, 0, {}, "save", error)
 
-    def _count(self, digests: list[str]) -> None:
+    def _commit_manifest(self, digests: list[str]) -> None:
         """Write the manifest naming the new files, then remove files of older checkpoints. Only rank 0 does this."""
         files = []
         for rank, digest in enumerate(digests):
@@ -144,7 +144,7 @@ class Saving:
         # An interruption before the end of `_tidy` must not make the next save forget a file.
         replaced = _names(self._before, "files") + [name for name in _names(self._before, "replaced")
                                                     if (self._folder / name).exists()]
-        manifest = {"format": FORMAT, **self._optimizer, "files": files, "replaced": replaced, "kept": self._kept,
+        manifest = {"format": SAVE_FORMAT, **self._optimizer, "files": files, "replaced": replaced, "kept": self._kept,
                     "parameters": {name: {"shape": list(one.shape), "dtype": row_of(one.dtype).name}
                                    for name, one in self._like.items()}}
         text = json.dumps(manifest, indent=1)
@@ -174,7 +174,7 @@ def _before(folder: Path) -> dict[str, Any]:
 
 def _names(manifest: Mapping[str, Any], key: str) -> list[str]:
     """Return the names of files in a part of a manifest; no name of a file that `Saving` never writes."""
-    return re.findall(rf'"({FILE.pattern})"', json.dumps(manifest.get(key)))
+    return re.findall(rf'"({SHARD.pattern})"', json.dumps(manifest.get(key)))
 
 
 def _tidy(folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -212,7 +212,7 @@ def _check_kinds(manifest: Mapping[str, Any]) -> None:
     parts = [file["elements"][name] for file in files for name in manifest["parameters"]]
     # `type` and not `isinstance`: true is no number.
     if not all(type(name) is str for name in names) or not len(files) == len({file["name"] for file in files}) \
-            or not all(FILE.fullmatch(file["name"]) for file in files) or any(part != sorted(part) for part in parts) \
+            or not all(SHARD.fullmatch(file["name"]) for file in files) or any(part != sorted(part) for part in parts) \
             or not all(type(number) is int and 0 <= number < 1 << 63
                        for number in itertools.chain([manifest["steps"]], *sides, *parts)):
         raise ValueError("not in the form of a checkpoint")
@@ -276,8 +276,8 @@ class Checkpoint:
 
         def read() -> None:
             found.update(_parsed((folder / MANIFEST).read_bytes()))
-            if found["format"] != FORMAT:
-                raise ValueError(f"format {found['format']} is not {FORMAT}")
+            if found["format"] != SAVE_FORMAT:
+                raise ValueError(f"format {found['format']} is not {SAVE_FORMAT}")
             _check_kinds(found)
             self.like = {name: Like(tuple(one["shape"]), numpy_dtype(one["dtype"]), False)
                          for name, one in found["parameters"].items()}

@@ -27,7 +27,7 @@ from gpucoll.block_scaled.steps import messages, two_steps
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.internal import (
     FORMATS,
-    SHORT,
+    SHORT_FLOATS,
     Array,
     format_of,
     is_alike,
@@ -61,8 +61,8 @@ class Cast(Compression):
 
     def __init__(self, dtype: str = "bfloat16") -> None:
         super().__init__()
-        if row_of(dtype).name not in SHORT:
-            raise ArgumentError(f"Cast: {dtype!r} is neither of {' and '.join(SHORT)}", code="GC-COMPRESSION")
+        if row_of(dtype).name not in SHORT_FLOATS:
+            raise ArgumentError(f"Cast: {dtype!r} is neither of {' and '.join(SHORT_FLOATS)}", code="GC-COMPRESSION")
         self._dtype = numpy_dtype(row_of(dtype).name)
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:

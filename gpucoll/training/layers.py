@@ -7,7 +7,7 @@ from gpucoll.training.buckets import Pipeline
 from gpucoll.training.parameters import Like, Parameters
 from gpucoll.training.shards import Shards
 
-Names = tuple[str, ...]
+LayerNames = tuple[str, ...]
 
 
 class Layers:
@@ -18,9 +18,9 @@ class Layers:
 
     def __init__(self, shards: Parameters, like: dict[str, Like], comm: Communicator, *, overlaps: bool) -> None:
         self._shards, self._like, self._comm, self._overlaps = shards, like, comm, overlaps
-        self._used: list[Names] = []  # in this step
-        self._before: list[Names] = []  # in the last step
-        self._coming: tuple[Names, Parameters, Pipeline] | None = None
+        self._used: list[LayerNames] = []  # in this step
+        self._before: list[LayerNames] = []  # in the last step
+        self._coming: tuple[LayerNames, Parameters, Pipeline] | None = None
         self._held: list[Parameters] = []
 
     def restart(self) -> None:
@@ -28,7 +28,7 @@ class Layers:
         self._before, self._used = self._used, []
         self._drop()
 
-    def enter(self, names: Names) -> Parameters:
+    def enter(self, names: LayerNames) -> Parameters:
         """Return the arrays of a layer, and begin to gather the predicted next layer. A collective call."""
         if self._coming is None or self._coming[0] != names:
             self._drop()
@@ -54,7 +54,7 @@ class Layers:
         coming = [self._coming[1]] if self._coming is not None else []
         return sum(array.nbytes for layer in [*self._held, *coming] for array in layer.values())
 
-    def _begin(self, names: Names) -> tuple[Names, Parameters, Pipeline]:
+    def _begin(self, names: LayerNames) -> tuple[LayerNames, Parameters, Pipeline]:
         found = {name: self._like[name].new(self._like[name].shape) for name in names}
         pipeline = Pipeline(overlaps=self._overlaps)
         for dtype in dict.fromkeys(self._like[name].dtype for name in names):

@@ -14,7 +14,7 @@ from typing import Any
 from gpucoll.errors import ArgumentError
 from gpucoll.internal import Array, as_array, on_gpu
 from gpucoll.training.mesh import Mesh, Spec
-from gpucoll.training.redistribution import Redistribution, made, planned
+from gpucoll.training.redistribution import Redistribution, apply, planned
 
 
 class ShardedArray:
@@ -70,7 +70,7 @@ def redistribute(a: ShardedArray, spec: Any) -> ShardedArray:
     if not steps:
         local = local.copy()
     for step in steps:
-        local, here = made(local, here, step, a.shape, a.mesh), step.spec
+        local, here = apply(local, here, step, a.shape, a.mesh), step.spec
     return ShardedArray(local, a.mesh, a.shape, here)
 
 

@@ -16,7 +16,7 @@ from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchErro
 from gpucoll.internal import Array, as_array, check_writable, on_gpu, row_of
 from gpucoll.training.optimizers import gradient_of
 
-NAME = 300  # characters of a name in an exchange of metadata, of limited length
+NAME_LIMIT = 300  # characters of a name in an exchange of metadata, of limited length
 Parameters = dict[str, Array]
 
 
@@ -62,14 +62,14 @@ def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, check: 
 def _refuse_first_difference(name: str, rows: Sequence[Any], comm: Communicator, signs: tuple[int, ...]) -> None:
     """Raise the MismatchError, the same on all ranks, by comparing one parameter after another."""
     for index in range(1 + len(rows)):
-        mine = [rows[index][0][:NAME], *rows[index][1:]] if index < len(rows) else None
+        mine = [rows[index][0][:NAME_LIMIT], *rows[index][1:]] if index < len(rows) else None
         everyone = [one["row"] for one in internal.all_gather_metadata(comm, {"row": mine}, name)]
         differ = tuple(rank for rank, row in enumerate(everyone) if row != everyone[0])
         if differ:
             raise MismatchError(f"{name}: parameter {index} is {_described(everyone[0])} on rank 0 and "
                                 f"{_described(everyone[differ[0]])} on {with_noun(differ)}; all ranks "
                                 "need the same parameters in the same order", code="GC-NAME", ranks=differ)
-    raise MismatchError(f"{name}: parameter names differ between ranks, beyond {NAME} characters", code="GC-NAME",
+    raise MismatchError(f"{name}: parameter names differ between ranks, beyond {NAME_LIMIT} characters", code="GC-NAME",
                         ranks=signs)
 
 

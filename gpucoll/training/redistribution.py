@@ -144,7 +144,7 @@ def _within(box: Box, outer: Box) -> Box:
     return tuple(slice(side.start - all_.start, side.stop - all_.start) for side, all_ in zip(box, outer, strict=True))
 
 
-def made(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
+def apply(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
     """Return this rank's part of the array after a step, from the part `local` in layout `here`."""
     if step.kind == "exchange":
         return _exchange(local, here, step, shape, mesh)

@@ -20,10 +20,10 @@ from gpucoll.training.optimizers import Optimizer, check_optimizer, gradient_of
 from gpucoll.training.parameters import Like, Parameters, on_host, opened, to_array
 from gpucoll.training.shards import owned
 
-# The protocol: a worker sends each server a header of two numbers, the request (PULL, PUSH or DONE) and the worker's
+# The protocol: a worker sends each server a header of two numbers, the request (PULL, PUSH or FINISH) and the worker's
 # number of pushes so far. Gradients follow the header of a push. A server answers a pull by its part of the parameters.
-PULL, PUSH, DONE = 0, 1, 2
-HEADER, DATA = 0, 1  # tags of messages
+PULL, PUSH, FINISH = 0, 1, 2
+HEADER_TAG, DATA_TAG = 0, 1  # tags of messages
 
 
 class ParameterServer:
@@ -88,7 +88,7 @@ class ParameterServer:
             self._request(pair, PULL)
         for server, pair in enumerate(self._pairs):
             for part in self._parts(server):
-                pair.recv(part, src=1, tag=DATA)
+                pair.recv(part, src=1, tag=DATA_TAG)
                 self.traffic["in"] += part.nbytes
         for bucket in self._whole:
             for name, content in bucket.gradients.items():
@@ -108,17 +108,17 @@ class ParameterServer:
         for server, pair in enumerate(self._pairs):
             self._request(pair, PUSH)
             for part in self._parts(server):
-                pair.send(part, dst=1, tag=DATA)
+                pair.send(part, dst=1, tag=DATA_TAG)
                 self.traffic["out"] += part.nbytes
 
     def done(self) -> None:
         """Tell the servers that this worker makes no more calls."""
         self._only_workers("done")
         for pair in self._pairs:
-            self._request(pair, DONE)
+            self._request(pair, FINISH)
 
     def _request(self, pair: Communicator, what: int) -> None:
-        pair.send(numpy.array([what, self._pushes]), dst=1, tag=HEADER)
+        pair.send(numpy.array([what, self._pushes]), dst=1, tag=HEADER_TAG)
 
     def _only_workers(self, call: str) -> None:
         if self.is_server:
@@ -176,13 +176,13 @@ class _Shard:
     # the receive is posted only when the request has been answered, so a worker ahead of the others waits.
     def _listen(self, worker: int) -> None:
         room = numpy.zeros(2, numpy.int64)
-        self._asked[worker] = room, self._live[worker].recv(room, src=0, tag=HEADER, async_op=True)
+        self._asked[worker] = room, self._live[worker].recv(room, src=0, tag=HEADER_TAG, async_op=True)
 
     def _serve(self, worker: int) -> None:
         room, work = self._asked.pop(worker)
         work.wait()
         what, pushes = room.tolist()
-        if what == DONE:  # the worker's last push stays in `_pushed`, and is part of the next step
+        if what == FINISH:  # the worker's last push stays in `_pushed`, and is part of the next step
             del self._live[worker], self._clocks[worker]
             return
         if what == PULL:
@@ -190,7 +190,7 @@ class _Shard:
             return
         gradients = {name: numpy.empty_like(row) for name, row in self._part.items()}
         for row in gradients.values():
-            self._live[worker].recv(row, src=0, tag=DATA)
+            self._live[worker].recv(row, src=0, tag=DATA_TAG)
             self._traffic["in"] += row.nbytes
         self._clocks[worker] = pushes
         if self._staleness == 0:
@@ -220,7 +220,7 @@ class _Shard:
         # Asynchronous sends: the server must not block on a worker that is itself waiting for another server. Send
         # a copy: the next step may change the parameters before a send has ended.
         for row in self._part.values():
-            self._live[worker].send(row.copy(), dst=0, tag=DATA, async_op=True)
+            self._live[worker].send(row.copy(), dst=0, tag=DATA_TAG, async_op=True)
             self._traffic["out"] += row.nbytes
         self._listen(worker)
 

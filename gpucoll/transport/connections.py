@@ -34,12 +34,12 @@ from gpucoll.transport.process import PROCESS
 from gpucoll.version import __version__
 
 LENGTHS = struct.Struct("!II")  # the lengths of the JSON and of the bytes, in network order
-MOST_JSON, MOST_BYTES = 1 << 16, 1 << 31  # reject longer frames before reading: the lengths may be a stranger's
+MOST_JSON, MOST_FRAME = 1 << 16, 1 << 31  # reject longer frames before reading: the lengths may be a stranger's
 GREETING = 10.0  # seconds for a whole greeting: long for a busy host, bounded so that strangers go away
 # Greetings of strangers in progress at a time: each holds a thread and a file descriptor.
 STRANGERS = 32
-GRACE = 0.25  # seconds guaranteed to a greeting, even if other connections wait for a place
-POLL_INTERVAL = 1e-2  # seconds between two tries of something that failed for the moment
+GREETING_TIME = 0.25  # seconds guaranteed to a greeting, even if other connections wait for a place
+RETRY_INTERVAL = 1e-2  # seconds between two tries of something that failed for the moment
 
 Address = tuple[str, int]  # a host's name or number, and a TCP port
 Frame = tuple[dict[str, Any], bytes]
@@ -83,7 +83,7 @@ class Connection:
             finally:
                 self._sending.release()
 
-    def read(self, most: int = MOST_BYTES, deadline: float | None = None) -> Frame:
+    def read(self, most: int = MOST_FRAME, deadline: float | None = None) -> Frame:
         """Return the next frame, of at most `most` bytes after the JSON.
 
         `deadline`, by the monotonic clock, holds for the whole frame: sending single bytes does not extend the time.
@@ -107,7 +107,7 @@ class Connection:
 
     def answer(self, deadline: float | None = None) -> Frame:
         """Return the next frame as `read` does; StoreError if the other end tells of an error."""
-        frame = self.read(MOST_BYTES, deadline)
+        frame = self.read(MOST_FRAME, deadline)
         if "error" in frame[0]:
             raise refused(frame[0])
         return frame
@@ -263,9 +263,9 @@ class Peers:
             # A stopped member may hold up a long answer for any time, and this lock must be free for the others.
             for connection in self.members.values():
                 with contextlib.suppress(OSError):
-                    connection.send(head, patience=GRACE)
+                    connection.send(head, patience=GREETING_TIME)
 
-    def is_left(self, patience: float = POLL_INTERVAL) -> bool:
+    def is_left(self, patience: float = RETRY_INTERVAL) -> bool:
         """Return whether all members leave within `patience` seconds."""
         with CHANGED:
             return CHANGED.wait_for(lambda: not self.members, patience)
@@ -323,7 +323,7 @@ class Hub:
                 connected, _ = listener.accept()
                 self._admit(Connection(connected))
             except OSError:  # the listener is shut, or for the moment no file descriptor is free
-                time.sleep(POLL_INTERVAL)
+                time.sleep(RETRY_INTERVAL)
 
     def _admit(self, connection: Connection) -> None:
         # Greet in another thread: a silent stranger must not block the accepting thread.
@@ -340,15 +340,15 @@ class Hub:
     def _makes_room(self) -> bool:
         """Wait for a free place for another greeting; return False if the hub is closed meanwhile.
 
-        The oldest greeting is ended once its GRACE is over. Silent strangers therefore keep no rank out, and a flood of
-        strangers does not drive out a greeting rank. The caller holds `CHANGED`; waiting releases it.
+        The oldest greeting is ended once its GREETING_TIME is over. Silent strangers therefore keep no rank out, and a
+        flood of strangers does not drive out a greeting rank. The caller holds `CHANGED`; waiting releases it.
         """
         while len(self._unproved) >= self._size + STRANGERS and self._listener is not None:
             oldest, since = next(iter(self._unproved.items()))
-            patience = since + GRACE - time.monotonic()
+            patience = since + GREETING_TIME - time.monotonic()
             if patience <= 0:
                 oldest.hang_up()  # its thread then frees the place, in `_forget`
-            CHANGED.wait(max(patience, POLL_INTERVAL))
+            CHANGED.wait(max(patience, RETRY_INTERVAL))
         return self._listener is not None
 
     def _forget(self, connection: Connection) -> None:

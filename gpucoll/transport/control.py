@@ -13,7 +13,7 @@ from gpucoll.errors import BackendError
 from gpucoll.progress.operations import Pending, keep_for_ever
 from gpucoll.transport.tags import BYTES, Tag
 
-NUMBERS = 16  # of an exchange: enough for an id of NCCL, or for a number on each of the ranks of a node
+MOST_NUMBERS = 16  # of an exchange: enough for an id of NCCL, or for a number on each of the ranks of a node
 
 
 class WireError(BackendError):
@@ -26,7 +26,7 @@ def exchange(comm: Any, rank: int, ranks: Sequence[int],
 
     Before the first call, ranks agree in this way on memory, devices and ways to reach them.
     """
-    rows = numpy.zeros((len(ranks), NUMBERS), numpy.int64)
+    rows = numpy.zeros((len(ranks), MOST_NUMBERS), numpy.int64)
     mine = rows[ranks.index(rank)]
     mine[:len(numbers)] = numbers
     others = [(other, row) for other, row in zip(ranks, rows, strict=True) if other != rank]

@@ -21,15 +21,15 @@ from typing import Any, TypeAlias
 
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.progress.deadlines import deadline_of
-from gpucoll.transport.connections import POLL_INTERVAL, Address, Connection, Frame, Hub, Ranks, StoreError, connect
+from gpucoll.transport.connections import RETRY_INTERVAL, Address, Connection, Frame, Hub, Ranks, StoreError, connect
 from gpucoll.transport.process import PROCESS
 
 # Seconds for the answer to a request. If rank 0 is stopped, the caller's own deadline and checks for dead ranks must
 # still run: a `get` then counts as "no such key", and all other requests as carried out. The store carries them out, in
-# order, when rank 0 goes on. Until an answer comes, later requests wait for SILENT seconds only.
-ANSWER, SILENT = 1.0, 1e-3
+# order, when rank 0 goes on. Until an answer comes, later requests wait for UNANSWERED_TIMEOUT seconds only.
+REQUEST_TIMEOUT, UNANSWERED_TIMEOUT = 1.0, 1e-3
 # Seconds for which rank 0, at exit, waits for ranks still connected, because the store ends with rank 0.
-LINGER = 300.0
+STORE_LINGER = 300.0
 
 
 class KeyStore:
@@ -45,7 +45,7 @@ class KeyStore:
         raise NotImplementedError
 
     def get(self, key: str, wait: float = 0.0) -> bytes | None:
-        """Return the value of `key`, waiting about `wait` seconds (ANSWER / 2 at most over a connection); else None."""
+        """Return the value of `key`, or None; wait `wait` seconds, over a connection at most REQUEST_TIMEOUT / 2."""
         raise NotImplementedError
 
     def delete(self, key: str) -> None:
@@ -166,7 +166,7 @@ class StoreServer(Ranks, MemoryStore):
                 self.set(key, value)
             case {"call": "get", "key": str(key), "wait": int() | float() as wait}:
                 # Wait for half of the client's patience at most, so that the answer arrives in time.
-                found = self.get(key, max(0.0, min(wait, ANSWER / 2)))
+                found = self.get(key, max(0.0, min(wait, REQUEST_TIMEOUT / 2)))
                 return {**answer, "found": found is not None}, found or b""
             case {"call": "delete", "key": str(key)}:
                 self.delete(key)
@@ -182,7 +182,7 @@ class StoreServer(Ranks, MemoryStore):
 
     def close(self) -> None:
         """Wait for the ranks still connected, in a job with failures not for long, and shut the store."""
-        late = time.monotonic() + min(LINGER, max(PROCESS.limits, default=LINGER))
+        late = time.monotonic() + min(STORE_LINGER, max(PROCESS.limits, default=STORE_LINGER))
         while not self.is_left() and time.monotonic() < late:
             if PROCESS.ucx is not None:
                 PROCESS.ucx.progress()  # the last messages may not have left
@@ -222,13 +222,13 @@ class StoreClient(KeyStore):
         # until the job's network is complete.
         while (left := deadline - time.monotonic()) > 0:
             try:
-                connection = connect(place, max(POLL_INTERVAL, left))
+                connection = connect(place, max(RETRY_INTERVAL, left))
             except OSError as error:
                 where = f"at {address[0]}:{address[1]} ({error})" if address else where
-                time.sleep(POLL_INTERVAL)
+                time.sleep(RETRY_INTERVAL)
                 continue
             try:
-                connection.join(rank, size, token, max(SILENT, deadline - time.monotonic()))
+                connection.join(rank, size, token, max(UNANSWERED_TIMEOUT, deadline - time.monotonic()))
             except TimeoutError:
                 raise CollectiveTimeout(f"init: rank 0 did not answer within {timeout:g} s", ranks=(0,)) from None
             except (OSError, EOFError) as error:
@@ -239,19 +239,19 @@ class StoreClient(KeyStore):
                                 "hosts MASTER_ADDR is an address that all reach, not localhost", ranks=(0,))
 
     def _call(self, call: str, key: str, body: bytes = b"", patience: float = 0.0, **given: Any) -> Frame:
-        """Send a request to the store and return the answer, empty if none comes within ANSWER seconds.
+        """Send a request to the store and return the answer, empty if none comes within REQUEST_TIMEOUT seconds.
 
         A wait around the request ends it earlier, unless `patience` is given instead. Raises StoreError for a lost
         connection, or an error answered by the store.
         """
-        deadline = time.monotonic() + patience if patience else deadline_of(min(ANSWER, self._timeout))
+        deadline = time.monotonic() + patience if patience else deadline_of(min(REQUEST_TIMEOUT, self._timeout))
         with self._lock:
             try:
                 if self._is_silent and not patience:
-                    deadline = min(deadline, time.monotonic() + SILENT)
+                    deadline = min(deadline, time.monotonic() + UNANSWERED_TIMEOUT)
                     if call == "get":  # ask no more before the last answer: many questions would fill the connection
                         self._read(deadline)
-                        deadline = deadline_of(min(ANSWER, self._timeout))
+                        deadline = deadline_of(min(REQUEST_TIMEOUT, self._timeout))
                 self._numbers += 1
                 self._send({"call": call, "key": key, "number": self._numbers, **given}, body)
                 return self._read(deadline)
@@ -275,7 +275,7 @@ class StoreClient(KeyStore):
 
     def _send(self, head: dict[str, Any], body: bytes) -> None:
         """Send a frame, by the deadline of the wait: a stopped rank 0 receives no more than the system keeps."""
-        self._connection.socket.settimeout(max(SILENT, deadline_of(self._timeout) - time.monotonic()))
+        self._connection.socket.settimeout(max(UNANSWERED_TIMEOUT, deadline_of(self._timeout) - time.monotonic()))
         try:
             self._connection.send(head, body)
         except TimeoutError:
@@ -322,7 +322,7 @@ class StoreClient(KeyStore):
         self.is_lost = True
         # A short timeout: a stopped rank 0 must not delay the end of this process.
         with contextlib.suppress(OSError), self._lock:
-            self._connection.socket.settimeout(ANSWER)
+            self._connection.socket.settimeout(REQUEST_TIMEOUT)
             self._connection.send({"bye": True})
         self._connection.socket.close()
 

@@ -24,7 +24,7 @@ from gpucoll.transport.kvstore import KeyStore
 from gpucoll.transport.tags import FAREWELL_BYTES, Tag
 
 # Seconds of one wait for another rank's key: between two waits, `allgather` checks for dead ranks and the deadline.
-WAIT = 0.05
+MAIL_INTERVAL = 0.05
 PARTING = 1.0  # seconds to send the message that this rank gives up
 BYTES_IN_HEX = "bytes in hex"  # the one key of the object that stands for bytes, a type that JSON lacks
 
@@ -81,7 +81,7 @@ class StoreRanks:
     def _read(self, came: list[Any], deadline: float) -> None:
         """Read rank after rank into `came` until `deadline`."""
         while (rank := len(came)) < self.size and time.monotonic() < deadline:
-            text = self._store.get(self._key(rank), WAIT)
+            text = self._store.get(self._key(rank), MAIL_INTERVAL)
             # A value present is taken even from a rank that has ended since.
             if text is not None:
                 came.append(decode(text))
@@ -193,13 +193,13 @@ def are_compatible(came: int, wanted: int) -> bool:
     return came == wanted or 0 in (came, wanted)
 
 
-Key: TypeAlias = tuple[int, int, int]  # sender, receiver and tag of a message
+MessageKey: TypeAlias = tuple[int, int, int]  # sender, receiver and tag of a message
 
 
 class _Message:
     """One end, send or receive, of a message between threads; also the request tested by the owner."""
 
-    def __init__(self, row: numpy.ndarray[Any, Any], dtype: int, key: Key = (0, 0, 0), *, sends: bool = False) -> None:
+    def __init__(self, row: numpy.ndarray, dtype: int, key: MessageKey = (0, 0, 0), *, sends: bool = False) -> None:
         self.row, self.dtype, self.key, self.sends, self.nbytes = row, dtype, key, sends, len(row)
         self.came = 0  # the dtype code of the received message
         self.number = 0  # the position in the order of all ends that had to wait

@@ -15,7 +15,7 @@ import contextlib
 import time
 from typing import Any
 
-from gpucoll.transport.connections import CHANGED, POLL_INTERVAL, Address, Connection, Hub, Name, Peers, connect
+from gpucoll.transport.connections import CHANGED, RETRY_INTERVAL, Address, Connection, Hub, Name, Peers, connect
 from gpucoll.transport.kvstore import listener_at
 from gpucoll.transport.process import PROCESS
 
@@ -23,7 +23,7 @@ LOOPBACK = "127.0.0.1"
 BACKLOG = 4096  # connections completed by the system before the port is served; the system has its own limit
 REACH = 5.0  # seconds to connect to another process: a host that does not answer counts as dead
 NEWCOMERS = "newcomers"  # the key of newcomers, in place of a communicator's
-LEFT = {"left": True}  # told to applicants of a communicator that this process has left
+HAS_LEFT = {"left": True}  # told to applicants of a communicator that this process has left
 
 
 class Applicants(Peers):
@@ -38,7 +38,7 @@ class Applicants(Peers):
         self.members.pop(name, None)
         super().take(connection, name)
         if self.has_left:
-            self.notify(name, LEFT)
+            self.notify(name, HAS_LEFT)
 
     def notify(self, name: Any, head: dict[str, Any]) -> None:
         """Send an applicant its answer; an applicant that has just left hears nothing."""
@@ -70,7 +70,7 @@ def release(key: str, *, leaves: bool) -> None:
             found.uses = max(0, found.uses - 1)
             found.has_left = leaves and not found.uses
             for name in [*found.members] if found.has_left else ():
-                found.notify(name, LEFT)
+                found.notify(name, HAS_LEFT)
             if not found.uses and not leaves:
                 del PROCESS.applicants[key]
                 found.end()
@@ -135,11 +135,11 @@ def apply(address: Address, key: str, name: Name, token: str, deadline: float, s
     Raises TimeoutError at `deadline`, by the monotonic clock, and StoreError if the port refuses this applicant.
     """
     try:
-        connection = connect(address, max(POLL_INTERVAL, min(reach, deadline - time.monotonic())))
+        connection = connect(address, max(RETRY_INTERVAL, min(reach, deadline - time.monotonic())))
     except OSError:
         return None
     try:
-        connection.join(name, size, token, max(POLL_INTERVAL, deadline - time.monotonic()), key)
+        connection.join(name, size, token, max(RETRY_INTERVAL, deadline - time.monotonic()), key)
     except TimeoutError:
         raise
     except (OSError, EOFError):

@@ -29,14 +29,14 @@ from gpucoll.transport.tags import FAREWELL_BYTES, TAGS, Tag
 
 # UCX's settings, unless the user has set them. The program's own handlers of signals stay, and so does this library's
 # report of a lost rank: UCX would print its own in addition.
-SETTINGS = {"UCX_ERROR_SIGNALS": "", "UCX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n"}
+UCX_SETTINGS = {"UCX_ERROR_SIGNALS": "", "UCX_LOG_LEVEL": "fatal", "UCX_WARN_UNUSED_ENV_VARS": "n"}
 RETRY = 1e-3  # seconds between two tries to agree on a number
 
 
 @functools.cache
 def library() -> tuple[Any, str]:
     """Return the module `gpucoll._ucx` with UCX opened, or None, and the version of UCX, or the reason for None."""
-    for name, value in SETTINGS.items():
+    for name, value in UCX_SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
         module = importlib.import_module("gpucoll._ucx")

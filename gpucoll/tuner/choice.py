@@ -20,7 +20,7 @@ from gpucoll.errors import ArgumentError, nearest
 from gpucoll.simulator import Level, Topology, simulate
 from gpucoll.tuner.table import BUILT_IN, Curve, LinkCost, Shape, Table, built_in
 
-ALL = ""  # the key of the rule for collectives without a rule of their own
+ANY_COLLECTIVE = ""  # the key of the rule for collectives without a rule of their own
 NCCL_ONLY = ("collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")  # accepted in rules, but not available here
 
 
@@ -41,7 +41,7 @@ def allowed(text: str, collective: str, there: Sequence[str]) -> Sequence[str]:
     ['tree']
     """
     known = rules(text)
-    rule = known.get(collective, known.get(ALL))
+    rule = known.get(collective, known.get(ANY_COLLECTIVE))
     if rule is None:
         return there
     names = [_of_nccl(collective, name) for name in rule.names]
@@ -71,7 +71,7 @@ def rules(text: str) -> dict[str, Rule]:
     {'all_reduce': Rule(names=('tree', 'ring'), excluded=False), '': Rule(names=('star',), excluded=True)}
     """
     parts = (part.rpartition(":") for part in text.replace(" ", "").lower().split(";") if part)
-    return {_collective(head) if colon else ALL: _rule(names) for head, colon, names in parts}
+    return {_collective(head) if colon else ANY_COLLECTIVE: _rule(names) for head, colon, names in parts}
 
 
 def _rule(text: str) -> Rule:
@@ -238,7 +238,7 @@ ONE_PASS = "one_pass"  # the table's name for `shared` when every rank reads its
 IN_MEMORY = ("shared", "peer", ONE_PASS)
 # Schedules of more ranks, on several nodes, are not simulated: the cost formulas serve.
 SIMULATED = 32
-COUNTED = 1024  # of more ranks the bytes that leave a node are not counted: the count takes seconds
+MOST_COUNTED = 1024  # of more ranks the bytes that leave a node are not counted: the count takes seconds
 
 
 class World(NamedTuple):
@@ -268,7 +268,7 @@ class Candidate(NamedTuple):
     bandwidth: float
     reduction: float
     measured: bool  # whether the seconds are from a curve; the parts stay the model's
-    ways: float = 0.0  # see `Model.ways`; set for candidates that tie
+    link_load: float = 0.0  # see `Model.load_of`; set for candidates that tie
 
 
 def _nearest(table: Table, world: World, device: str) -> Shape | None:
@@ -299,14 +299,14 @@ class Model:
                   if (name == "native") == (executor == "native")
                   for candidate in self._candidate(collective, nbytes, executor, name)]
         measured, others = ([one for one in priced if one.measured == kind] for kind in (True, False))
-        return [row for some in (measured, others) for row in ranked(some, functools.partial(self.ways, collective))]
+        return [row for some in (measured, others) for row in ranked(some, functools.partial(self.load_of, collective))]
 
-    def ways(self, collective: str, candidate: Candidate) -> float:
-        """Return a candidate's load on links (the function `ways`): 0 if native or reading memory at the source."""
+    def load_of(self, collective: str, candidate: Candidate) -> float:
+        """Return a candidate's load on links, see `link_load`: 0 if native or reading memory at the source."""
         name = candidate.algorithm
         if name == "native" or (candidate.executor in IN_MEMORY and find(collective, name).traits.at_source):
             return 0
-        return ways(collective, name, self.world.nodes)
+        return link_load(collective, name, self.world.nodes)
 
     def segments(self, collective: str, name: str, nbytes: int, executor: str) -> int:
         """Return the number of segments: of least time by the cost formulas, or by `Traits.segment`."""
@@ -431,8 +431,8 @@ def _priced(collective: str, name: str, nbytes: int, topology: Topology, world: 
             group, _ = node_shape(world.size, world.nodes)
             inside = entry.price(group, nbytes, 1, (0,) * group)
             costs, cost = [(topology.levels[0], inside)], {key: cost[key] - inside[key] for key in cost}
-        if world.size <= COUNTED:  # the ranks of a node share its link
-            cost["path"] = max(cost["path"], nbytes * ways(collective, name, world.nodes))
+        if world.size <= MOST_COUNTED:  # the ranks of a node share its link
+            cost["path"] = max(cost["path"], nbytes * link_load(collective, name, world.nodes))
     costs.append((topology.levels[-1], cost))
     times = [_seconds(some, level, topology.name) for level, some in costs]
     latency, bandwidth, reduction = map(sum, zip(*times, strict=True))
@@ -452,7 +452,7 @@ def moved(cost: Mapping[str, float], executor: str) -> float:
 
 
 @functools.lru_cache(maxsize=1024)
-def ways(collective: str, name: str, nodes: tuple[int, ...]) -> float:
+def link_load(collective: str, name: str, nodes: tuple[int, ...]) -> float:
     """Return the load of an algorithm on links.
 
     On a single node: the number of ranks rank 0 sends to plus the number rank 0 receives from. On several nodes: the
@@ -479,8 +479,8 @@ TIE = 0.05  # relative difference of predicted times counted as equal: the model
 MEASURED_TIE = 0.02  # for measured times
 
 
-def ranked(candidates: Sequence[Candidate], ways: Callable[[Candidate], float]) -> list[Candidate]:
-    """Return the candidates by time; of the candidates tied with the quickest, the one of fewest `ways` comes first.
+def ranked(candidates: Sequence[Candidate], load: Callable[[Candidate], float]) -> list[Candidate]:
+    """Return the candidates by time; of those tied with the quickest, the candidate of the least `load` comes first.
 
     No model knows the other traffic on the links; an algorithm with few partners is disturbed least.
     """
@@ -490,7 +490,7 @@ def ranked(candidates: Sequence[Candidate], ways: Callable[[Candidate], float]) 
     tie = MEASURED_TIE if rows[0].measured else TIE
     equal = sum(row.seconds <= rows[0].seconds * (1 + tie) for row in rows)
     if equal > 1:
-        rows[:equal] = [row._replace(ways=ways(row)) for row in rows[:equal]]
-        first = min(rows[:equal], key=lambda row: (row.ways, row.executor == "native"))
+        rows[:equal] = [row._replace(link_load=load(row)) for row in rows[:equal]]
+        first = min(rows[:equal], key=lambda row: (row.link_load, row.executor == "native"))
         rows.insert(0, rows.pop(rows.index(first)))
     return rows

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpucoll.simulator import Prediction, Topology
-from gpucoll.tuner.choice import MEASURED_TIE, TIE, Candidate, ranked, ways
+from gpucoll.tuner.choice import MEASURED_TIE, TIE, Candidate, link_load, ranked
 
-Row = dict[str, Any]
+PriceRow = dict[str, Any]
 PARTS = ("latency", "bandwidth", "reduction")
 
 
@@ -41,12 +41,12 @@ class Explanation(dict[str, Any]):
         return str(self["reason"])
 
     @property
-    def candidates(self) -> list[Row]:
+    def candidates(self) -> list[PriceRow]:
         """The candidates, the choice first."""
         return list(self["candidates"])
 
 
-def _line(row: Row, width: int) -> str:
+def _line(row: PriceRow, width: int) -> str:
     shares = ["-" if row[part] is None else f"{_percent(row[part], sum(row[name] for name in PARTS))} %"
               for part in PARTS]
     measured = "-" if row["measured"] is None else f"{1e6 * row['measured']:.2f}"
@@ -80,7 +80,7 @@ def on_topology(collective: str, nbytes: int, topology: Topology, rows: Sequence
     """Return the explanation of the simulator's predictions `rows` on a topology."""
     nodes = topology.nodes(rows[0].ranks) or (0,) * rows[0].ranks
     candidates = ranked([Candidate("", row.algorithm, row.segments, row.seconds, *row[5:], False) for row in rows],
-                        lambda row: ways(collective, row.algorithm, nodes))
+                        lambda row: link_load(collective, row.algorithm, nodes))
     return explained(collective, nbytes, rows[0].ranks, f"the topology {topology.name}: {topology.about}", candidates)
 
 
@@ -95,8 +95,8 @@ def reason(candidates: Sequence[Candidate]) -> str:
     first, second = candidates[0], min(candidates[1:], key=lambda row: row.seconds)
     if second.seconds < first.seconds:
         tie = MEASURED_TIE if first.measured else TIE
-        return (f"within {tie:.0%} of {_name(second)}, the quickest, with less on the links ({first.ways:g} ways, not "
-                f"{second.ways:g}): other traffic disturbs it least; {_most(first)}")
+        return (f"within {tie:.0%} of {_name(second)}, the quickest, with less on the links ({first.link_load:g} "
+                f"ways, not {second.link_load:g}): other traffic disturbs it least; {_most(first)}")
     ahead = second.seconds / first.seconds if first.seconds else 1.0
     kind = "measured" if first.measured else "predicted"
     return f"{kind} {ahead:.2f} times as fast as {_name(second)}, the next; {_most(first)}"

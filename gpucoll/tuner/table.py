@@ -25,7 +25,7 @@ from gpucoll.errors import ArgumentError
 from gpucoll.launch.launchers import library_name
 from gpucoll.version import __version__
 
-CODE = "GC-TABLE"
+NO_TABLE = "GC-TABLE"
 BUILT_IN = "built-in"
 FORMAT = 2
 
@@ -108,15 +108,15 @@ def parse(source: str, content: bytes) -> Table:
         table: Table = _row(Table, {**document, "source": source})
         return table
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"tuning table {source}: {error}; `gpucoll tune` makes a new one", code=CODE) from None
+        raise ArgumentError(f"tuning table {source}: {error}; `gpucoll tune` makes a new one", code=NO_TABLE) from None
 
 
-ROWS = {"shapes": Shape, "links": LinkCost, "curves": Curve}
+ROW_TYPES = {"shapes": Shape, "links": LinkCost, "curves": Curve}
 
 
 def _row(kind: Any, values: Mapping[str, Any]) -> Any:
-    """Return a named tuple made of JSON's values; the lists named in `ROWS` have named tuples."""
-    return kind(**{key: tuple(_row(ROWS[key], one) if key in ROWS else one for one in value)
+    """Return a named tuple made of JSON's values; the lists named in `ROW_TYPES` have named tuples."""
+    return kind(**{key: tuple(_row(ROW_TYPES[key], one) if key in ROW_TYPES else one for one in value)
                    if isinstance(value, list) else value for key, value in values.items()})
 
 
@@ -167,11 +167,11 @@ def read(path: Path, host: Mapping[str, Any]) -> Table | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise ArgumentError(f"tuning table {path} cannot be read: {error}", code=CODE) from None
+        raise ArgumentError(f"tuning table {path} cannot be read: {error}", code=NO_TABLE) from None
     for key, value in host.items():
         if table.host.get(key) != value:
             raise ArgumentError(f"tuning table {path}: it was measured with {key} {table.host.get(key)!r}, but here it "
-                                f"is {value!r}; `gpucoll tune` makes a new one", code=CODE)
+                                f"is {value!r}; `gpucoll tune` makes a new one", code=NO_TABLE)
     return table
 
 

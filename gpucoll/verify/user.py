@@ -19,10 +19,10 @@ from gpucoll.errors import ArgumentError
 from gpucoll.verify.symbolic import Content, ScheduleError, SymbolicMemory, Turn, contributions, replay
 
 # Beyond these numbers the generator is assumed never to end.
-MOST_ROUNDS, MOST_CHUNKS = 1 << 17, 1 << 20
+ROUND_LIMIT, CHUNK_LIMIT = 1 << 17, 1 << 20
 SHOWN_RANKS, SHOWN_CHUNKS = 4, 12  # the most shown in the picture of an error
 BUFFERS = ("input", "output", "scratch")
-STEPS = (Send, Recv, RecvReduce, Copy, Reduce)
+STEP_TYPES = (Send, Recv, RecvReduce, Copy, Reduce)
 
 
 class Claim(NamedTuple):
@@ -42,9 +42,9 @@ class Claim(NamedTuple):
         where, number = f"{self.collective} by {self.name} for {self.size} ranks: rank {rank}", 0
         try:
             for number, steps in enumerate(self.make(rank, self.size, **dict(self.options)), 1):
-                if not isinstance(steps, tuple | list) or isinstance(steps, STEPS) or number > MOST_ROUNDS:
-                    more = f"is one of more than {MOST_ROUNDS}: does it ever end?"
-                    what = more if number > MOST_ROUNDS else f"is {steps!r:.80}, and not a tuple of steps"
+                if not isinstance(steps, tuple | list) or isinstance(steps, STEP_TYPES) or number > ROUND_LIMIT:
+                    more = f"is one of more than {ROUND_LIMIT}: does it ever end?"
+                    what = more if number > ROUND_LIMIT else f"is {steps!r:.80}, and not a tuple of steps"
                     raise refused(f"{where}, round {number}, no chunk: it {what}")
                 yield tuple(_step(f"{where}, round {number}", step, rank, self.size) for step in steps)
         except (ArgumentError, GeneratorExit):
@@ -61,14 +61,14 @@ def refused(why: str) -> ArgumentError:
 
 def _step(where: str, step: Any, rank: int, size: int) -> Step:
     """Return the step with plain integers; raise ArgumentError for an object that is no valid step."""
-    if not isinstance(step, STEPS):
+    if not isinstance(step, STEP_TYPES):
         raise refused(f"{where}, no chunk: {step!r:.80} is no step: Send, Recv, RecvReduce, Copy or Reduce")
     parts = list[Any]()
     try:
         for value in step:
             if isinstance(value, Slice):
                 value = Slice(value.buffer, operator.index(value.first), operator.index(value.count))
-                if value.buffer not in BUFFERS or not 0 <= value.count <= MOST_CHUNKS or abs(value.first) > MOST_CHUNKS:
+                if value.buffer not in BUFFERS or not 0 <= value.count <= CHUNK_LIMIT or abs(value.first) > CHUNK_LIMIT:
                     raise TypeError
             parts.append(value if isinstance(value, Slice) else operator.index(value))
         same = [isinstance(part, Slice) for part in parts] == [True, isinstance(step, Copy | Reduce)]

@@ -34,7 +34,7 @@ struct alignas(64) Head {
     std::atomic<int32_t> core;           // processor of the last store: spinning on the same core is useless
     alignas(8) std::atomic<int64_t> failure;  // 0, or the reason why this rank gave up (written by Python)
     std::atomic<int64_t> arrived[2];     // when the rank came to the call in each half, by `nanoseconds`
-    std::atomic<uint32_t> ways[2];       // flags `Way`: how this rank can make the call through MPI
+    std::atomic<uint32_t> modes[2];       // flags `Mode`: how this rank can make the call through MPI
     alignas(64) CallDescriptor descriptors[2];
     int64_t token;                       // random; a peer checks by this number the mapping of the right segment
     // Counter of the latest call for which this rank waited until the root showed the call.
@@ -119,7 +119,7 @@ class Segments {
 };
 
 // A rank's view of the node, kept from call to call. Private names: `same_node` are the other same-node ranks,
-// `call_count` the number of calls, `alike` a count of repeated calls.
+// `call_count` the number of calls, `repeats` a count of repeated calls.
 struct Node {
     uint32_t rank, ranks;
     Check check;
@@ -142,7 +142,7 @@ struct Node {
     std::vector<int64_t> unread[2];
     std::vector<char> private_memory, fetched;  // private memory of plans; pieces copied from other processes
     int64_t last = 0;              // the signature of the last plan
-    uint32_t alike = 0;            // consecutive earlier calls with this signature, at most ALIKE
+    uint32_t repeats = 0;          // consecutive earlier calls with this signature, at most EAGER_AFTER
     bool was_eager = false;        // the last call was eager
     std::atomic<int64_t> open{0};  // the progress counter of a deferred call not yet judged, or 0
     uint64_t open_bytes = 0;       // of the input of that call, shown to all ranks

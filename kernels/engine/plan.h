@@ -65,7 +65,7 @@ struct Plan {
     bool agrees = false;         // has an AGREE
     size_t messages = 0;         // to and from other nodes: numbers of SEND and RECEIVE
     std::vector<uint32_t> opened; // ranks of other nodes whose greeting goes with data, by an OPEN
-    mutable bool in_row = false; // was once called ALIKE times in a row: eager from then on, if allowed
+    mutable bool in_row = false; // was once called EAGER_AFTER times in a row: eager from then on, if allowed
 
     bool has(PlanFlag flag) const { return (flags & flag) != 0; }
 

@@ -20,7 +20,7 @@
 // an address for process_vm_readv. The descriptor also holds the call in words, for error messages. The signature
 // identifies the call.
 //
-// Two calls in a row. Call n uses descriptor, workspaces and `ways` of half n % 2, so call n + 1 overwrites nothing
+// Two calls in a row. Call n uses descriptor, workspaces and `modes` of half n % 2, so call n + 1 overwrites nothing
 // of call n. Before call n + 2 uses the half again, the rank waits until every reader of call n has shown the counter
 // noted in `Node::unread`. The comparison with ALL needs no counter: the ranks meet in call n + 1, and so have left
 // call n.
@@ -69,9 +69,9 @@ static const int64_t SETTLED = (1 << ROUNDS) - 1;  // position of a cancelled ca
 // The last number of a call that leaves room for a position in the progress counter, and for a look at the next call.
 static const uint64_t MOST_CALLS = (uint64_t{1} << (63 - ROUNDS)) - 2;
 // After this many repetitions a call is eager: rare calls gain nothing from running ahead.
-static const uint32_t ALIKE = 4;
-// Nanoseconds between two calls from which a rank that meets no other rank looks for ranks waiting for its data: below,
-// the transfer of the cache lines with the arrivals would cost more than the figure tells.
+static const uint32_t EAGER_AFTER = 4;
+// A rank that meets no other rank looks for ranks waiting for its data only if so many nanoseconds have passed since
+// its last call: after a shorter pause, the transfer of the cache lines with the arrivals costs more than the figure tells.
 static const int64_t NOTICED = 20000;
 // Nanoseconds between two looks at messages after a wait in vain: doubled from the first to the last number.
 static const long FIRST_NAP = 20000, LONGEST_NAP = 160000;
@@ -147,10 +147,10 @@ struct Walker {
         has_passed = differs = false;
         is_alike = true;
         cut = agreement.failed = nullptr;
-        // Count repetitions: a plan called ALIKE times in a row counts as part of a loop from then on.
+        // Count repetitions: a plan called EAGER_AFTER times in a row counts as part of a loop from then on.
         // Deferred calls do not count: a loop may have calls on the host and on a GPU.
-        if (!plan->has(DEFERRED)) node.alike = plan->signature == std::exchange(node.last, plan->signature) ? std::min(node.alike + 1, ALIKE) : 0;
-        plan->in_row |= node.alike == ALIKE;
+        if (!plan->has(DEFERRED)) node.repeats = plan->signature == std::exchange(node.last, plan->signature) ? std::min(node.repeats + 1, EAGER_AFTER) : 0;
+        plan->in_row |= node.repeats == EAGER_AFTER;
         eager = plan->has(DEFERRED) || (plan->in_row && plan->may_be_eager(node.same_node.size()));
         may_wait = listens;
         awaited = node.rank;
@@ -193,7 +193,7 @@ struct Walker {
                 } else if (!agrees(node, plan->root)) {
                     // The root is in another call: undo `begin`, so that Python can take part in the root's call.
                     node.heads[node.rank]->begun.store(static_cast<int64_t>(--node.call_count), std::memory_order_relaxed);
-                    node.alike = 0;
+                    node.repeats = 0;
                     node.flight.left();
                     plan = nullptr;
                     has_passed = true;
@@ -340,16 +340,16 @@ struct Walker {
         // A refusing rank has not met the others, possibly still comparing the call before: guard that half as well.
         for (int64_t& counter : node.unread[1 - half]) counter = std::max(counter, base);
         node.history = history;
-        node.alike = 0;
+        node.repeats = 0;
         end(node);
         show(node.heads[node.rank], base + SETTLED);
     }
 
     // Fill `rows` with the arguments of a CALL: the addresses of `to` and of the sources. A plan `by_calls` gets
-    // a further argument, the ways open to all ranks. Return the number of arguments.
+    // a further argument, the modes open to all ranks. Return the number of arguments.
     uint32_t find_rows(const Node& node, const Instruction& one) {
         rows.resize(one.count + 1 + plan->by_calls);
-        if (plan->by_calls) rows[one.count + 1] = reinterpret_cast<const char*>(static_cast<uintptr_t>(common_ways(node)));
+        if (plan->by_calls) rows[one.count + 1] = reinterpret_cast<const char*>(static_cast<uintptr_t>(common_modes(node)));
         rows[0] = place(node, one.to).start;
         for (uint32_t i = 0; i < one.count; i++) rows[i + 1] = place(node, plan->parts[one.first + i]).start;
         return one.count + 1 + plan->by_calls;
@@ -538,17 +538,17 @@ struct Walker {
         return plan->writes && node.heads[rank]->failure.load(std::memory_order_acquire) != 0;
     }
 
-    // Return the ways open to all ranks: MPI takes a way from all ranks or from none. Ranks that did not meet use
+    // Return the modes open to all ranks: MPI takes a mode from all ranks or from none. Ranks that did not meet use
     // none.
-    uint32_t common_ways(const Node& node) const {
-        uint32_t ways = node.check == ALL ? WAITS | IN_PLACE : 0;
-        for (uint32_t peer : node.same_node) ways &= node.heads[peer]->ways[half].load(std::memory_order_relaxed);
-        return ways & node.heads[node.rank]->ways[half].load(std::memory_order_relaxed);
+    uint32_t common_modes(const Node& node) const {
+        uint32_t modes = node.check == ALL ? WAITS | IN_PLACE : 0;
+        for (uint32_t peer : node.same_node) modes &= node.heads[peer]->modes[half].load(std::memory_order_relaxed);
+        return modes & node.heads[node.rank]->modes[half].load(std::memory_order_relaxed);
     }
 
-    // Return the ways in which this rank can make the call: with a blocking call, and with the input inside the
+    // Return the modes in which this rank can make the call: with a blocking call, and with the input inside the
     // result.
-    uint32_t own_ways() const {
+    uint32_t own_modes() const {
         const bool in_place = plan->given > 0 && from >= to && from < to + plan->taken;
         return (may_wait ? WAITS : 0) | (in_place ? IN_PLACE : 0);
     }
@@ -600,7 +600,7 @@ struct Walker {
         // The factor (2^64 divided by the golden ratio) and the shift spread every bit over the whole number.
         const uint64_t mix = (static_cast<uint64_t>(node.history) ^ static_cast<uint64_t>(plan->signature)) * 0x9e3779b97f4a7c15u;
         node.history = static_cast<int64_t>(mix ^ mix >> 29);
-        if (plan->by_calls) head->ways[half].store(own_ways(), std::memory_order_relaxed);
+        if (plan->by_calls) head->modes[half].store(own_modes(), std::memory_order_relaxed);
         node.was_eager = eager;
         // All relaxed: `show` publishes these stores.
         head->arrived[half].store(times.began, std::memory_order_relaxed);

@@ -16,7 +16,7 @@ def main(run, folder=None):
     folder = Path(folder or Path(__file__).parents[2] / "bench" / "pictures")
     with tempfile.TemporaryDirectory() as work:
         page = Path(work) / "page.html"
-        page.write_text(report.made([run]), encoding="utf-8")
+        page.write_text(report.page_text([run]), encoding="utf-8")
         browser = Chromium(f"{work}/profile")
         for name, (width, height, dark) in VIEWS.items():
             browser.show(page, width, height, dark=dark)

@@ -22,7 +22,7 @@ from gpucoll.tuner.choice import Choice
 from oracles import oracle
 
 WORKSPACE = 4096  # bytes, so few that moderately long arrays already take all paths of long arrays
-LIMITS = {"TINY": WORKSPACE // 8, "SMALL": WORKSPACE, "LEAST": WORKSPACE}
+LIMITS = {"TINY": WORKSPACE // 8, "SMALL": WORKSPACE, "LEAST_STAGING": WORKSPACE}
 VARIANTS = 3  # data sets of a call, more than the two halves of a control segment
 PAIRS = [("sum", "int64"), ("sum", "bfloat16"), ("max", "uint8"), ("avg", "float32")]
 NAMES = [(collective, name) for collective, name in registry() if name != "hierarchical"]
@@ -60,7 +60,7 @@ class Rank:
 
     def plan(self, request):
         with mock.patch.multiple(plans, **LIMITS):
-            return self.plans.made(request)
+            return self.plans.plan_for(request)
 
 
 class Call(NamedTuple):

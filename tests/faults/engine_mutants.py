@@ -130,7 +130,7 @@ SANITIZED = {
         "ranks, to, nbytes / sizeof(T)", "i < nbytes / sizeof(T); i++) write<T>(row, i, divide"))),
 }
 EAGER = {
-    "no call is eager": Mutant((("plan->in_row |= node.alike == ALIKE;", ""),), "broadcasts_go_on"),
+    "no call is eager": Mutant((("plan->in_row |= node.repeats == EAGER_AFTER;", ""),), "broadcasts_go_on"),
     "an eager call meets all ranks": Mutant(
         (("return node.check == ALL && !eager;", "return node.check == ALL;"),), "broadcasts_go_on"),
     "an eager call is not compared": Mutant(

@@ -124,9 +124,9 @@ def binding():
         x, out = cupy.arange(1000, dtype="float32"), cupy.zeros(1000, "float32")
         source, target, count, nbytes = x.data.ptr, out.data.ptr, x.size, x.nbytes
         numbers, nbytes = (count, "ncclFloat32"), (nbytes, "ncclUint8")
-        calls = [own.collective("all_reduce", source, target, *numbers, nccl.OPS["ncclSum"]),
-                 own.collective("reduce", source, target, *numbers, nccl.OPS["ncclMax"], 0),
-                 own.collective("reduce_scatter", source, target, *numbers, nccl.OPS["ncclAvg"]),
+        calls = [own.collective("all_reduce", source, target, *numbers, nccl.NCCL_OPS["ncclSum"]),
+                 own.collective("reduce", source, target, *numbers, nccl.NCCL_OPS["ncclMax"], 0),
+                 own.collective("reduce_scatter", source, target, *numbers, nccl.NCCL_OPS["ncclAvg"]),
                  own.collective("broadcast", source, target, *nbytes, 0),
                  own.collective("all_gather", source, target, *nbytes)]
         if nccl.lacks("all_to_all") is None:
@@ -187,8 +187,7 @@ def run(command, seconds, variables=None):
     """Run a command and return its job; after `seconds`, stop the command with all its children."""
     from harness.jobs import JobTimeout, find_launcher, run_job
 
-    path = os.pathsep.join([*map(str, (TESTS, TESTS / "kernels", ROOT)),
-                            *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([*map(str, (TESTS, TESTS / "kernels", ROOT)), *filter(None, [os.environ.get("PYTHONPATH")])])
     given, words = {"PYTHONPATH": path, **(variables or {})}, [*map(str, command)]
     try:
         if find_launcher() is None:  # commands without need of a launcher still run

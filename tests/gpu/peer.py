@@ -108,7 +108,7 @@ OTHERS_ALONE = ("cuMemImportFromShareableHandle", "reach")
 def on_one_gpu(comm):
     """Ranks sharing a GPU do not use the switch, and meet before they launch; processes have a context each."""
     peer = _without_switch(comm)
-    assert (peer._handshake.on_one_gpu, peer.minds_blocking) == (True, False)
+    assert (peer._handshake.ranks_share_gpu, peer.minds_blocking) == (True, False)
 
 
 def _without_switch(comm, has_switch=False):

@@ -21,8 +21,7 @@ from harness import thread_ranks
 from oracles import oracle
 from programs import collectives
 
-HOMES = (streams, peer, tensors, hostile, lifetimes, hazards, training, splits, blocking, walks,
-         sys.modules[__name__])
+HOMES = (streams, peer, tensors, hostile, lifetimes, hazards, training, splits, blocking, walks, sys.modules[__name__])
 
 
 SEVERAL_GPUS = {"current_device", "refusals"}  # programs using other GPUs than their rank's
@@ -125,7 +124,7 @@ def first_messages(comm):
                 if first == 0:
                     comm.barrier()  # in which the other ranks are already
             if not meets:
-                assert other._core.gpus["cuda"].made == []
+                assert other._core.gpus["cuda"].made_executors == []
                 same(other.all_reduce(mine), sum(ranges(comm, 30)))
     with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
         # In a ring all pairs begin together.

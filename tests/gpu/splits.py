@@ -89,7 +89,7 @@ def failed_part(comm):
 def turns(comm):
     """Calls come to NCCL in order, also if the ranks connect at one call and not at the next."""
     from gpucoll.device.cuda import CudaDevice
-    from gpucoll.device.nccl import NOTHING, joined
+    from gpucoll.device.nccl import COMPLETE, joined
     from gpucoll.progress.waits import Progress
 
     nccl = joined(0, 1, cupy.cuda.nccl.get_unique_id(), CudaDevice(comm.device), Progress(PATIENCE), {})
@@ -118,7 +118,7 @@ def turns(comm):
         assert waits[2]()
         assert [*calls[2]] == []
         assert (order, begun) == (["first", "second", "third"], [])
-        assert nccl._call("fourth", "a", lambda: order.append("fourth")) is NOTHING
+        assert nccl._call("fourth", "a", lambda: order.append("fourth")) is COMPLETE
         assert order[-1] == "fourth"
     nccl.close(captured=False)
 

@@ -198,4 +198,4 @@ def replayed(comm, algorithm):
             same(comm.broadcast(cupy.full(31, comm.rank), root), numpy.full(31, root))
             comm.barrier()
     gpu = comm._core.gpus["cuda"]
-    return len(gpu.made[0]._graphs.buffered)
+    return len(gpu.made_executors[0]._graphs.buffered)

@@ -13,7 +13,7 @@ import numpy
 from gpucoll.device.sources import folder, inlined
 from gpucoll.device.store import compile_shared, recipe, user_store
 from gpucoll.executors import engine
-from gpucoll.executors.engine.digest import FIRST, MACRO, MODULE, digest
+from gpucoll.executors.engine.digest import FIRST_SOURCE, MACRO, MODULE, digest
 from harness import budgets
 
 # One version of each function: choosing between versions would happen before the sanitizers are loaded.
@@ -22,7 +22,7 @@ FOLDERS = ["-DGC_ONE_VERSION", *[f"-I{place}" for place in (sysconfig.get_paths(
 
 def text():
     """Return the engine's sources as one text."""
-    return inlined(FIRST, set())
+    return inlined(FIRST_SOURCE, set())
 
 
 def compiled(source, *options, place=None):
@@ -67,7 +67,7 @@ def install(tree):
     if here is not None and here.sources == digest(place):
         shutil.copy(here.__file__, tree / name)
     else:
-        (tree / name).write_bytes(compiled(f'#include "{FIRST}"\n', f"-I{place}", place=place))
+        (tree / name).write_bytes(compiled(f'#include "{FIRST_SOURCE}"\n', f"-I{place}", place=place))
 
 
 @contextlib.contextmanager

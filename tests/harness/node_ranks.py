@@ -29,5 +29,5 @@ def on_two_nodes(mpi, executor, **options):
 
 def staged(comm):
     """Return the staging buffer in this rank's slab; all zero if nothing was ever staged."""
-    meeting = comm._core.gpus["emulated"].made[0]._handshake
+    meeting = comm._core.gpus["emulated"].made_executors[0]._handshake
     return at(meeting.memory.slab.start + meeting.room.offsets["staging"], meeting.room.staging)

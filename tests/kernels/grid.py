@@ -15,7 +15,7 @@ from gpucoll.device import sources
 from oracles.oracle import DTYPES as NAMES
 
 WIDTHS = (1, 2, 4, 8, 16)
-MOVES = [sources.instance(kernel, width) for kernel in sources.MOVES for width in WIDTHS]
+MOVES = [sources.instance(kernel, width) for kernel in sources.MOVE_KERNELS for width in WIDTHS]
 SCALES = [(what, name) for what, kinds in (("divide", ("float", "complex")), ("multiply", ("int", "float", "complex")),
                                            ("truth", ("bool", "int", "float")))
           for name in NAMES if DTYPES[name].kind in kinds]

@@ -127,8 +127,8 @@ def test_elements_become_numbers_again_and_the_mean_of_ranks(way, name):
 
 def test_the_largest_of_long_rows_is_found_in_parts(way):
     """A row of nvfp4 longer than `PART` is read in parts, by many blocks of threads."""
-    for place in (0, 3 * conversion.PART + 5, 9 * conversion.PART - 1):
-        x = numpy.ones(9 * conversion.PART, "f4")
+    for place in (0, 3 * conversion.ROW_PART + 5, 9 * conversion.ROW_PART - 1):
+        x = numpy.ones(9 * conversion.ROW_PART, "f4")
         x[place] = -2688
         form = formed("nvfp4", 1, 16, x.size)
         out, after = numpy.zeros(form.stride, "u1"), numpy.empty_like(x)

@@ -86,8 +86,7 @@ class Training:
 
     def start(self, rank):
         """Start a process: a rank, or a newcomer for -1."""
-        return self.group.start(PROGRAM, rank, RANKS, str(self.folder), self.stage, next(self.hosts),
-                                timeout=60.0)
+        return self.group.start(PROGRAM, rank, RANKS, str(self.folder), self.stage, next(self.hosts), timeout=60.0)
 
     def first_step(self, process, after):
         """Return the time of the first step told after a moment; None without a step."""

@@ -15,7 +15,7 @@ from harness.pace import seconds
 from harness.ranks import run_job
 
 # The command with a single round of the self-test, to save time.
-QUICK = ("import gpucoll.cli, os, sys, gpucoll.doctor as doctor; doctor.SECONDS = 0.0; {}; "
+QUICK = ("import gpucoll.cli, os, sys, gpucoll.doctor as doctor; doctor.TEST_SECONDS = 0.0; {}; "
          "code = gpucoll.cli.main(['doctor', *sys.argv[1:]]); print(f'exit {{code}}', file=sys.stderr); sys.exit(code)")
 
 
@@ -44,7 +44,7 @@ def test_alone_it_is_one_json_object_that_says_nothing_of_the_user(launcher):
 def examined(comm):
     """Return the exit code and the output of the doctor, with wrong results on rank 1."""
     output = io.StringIO()
-    quick = mock.patch.object(doctor, "SECONDS", 0.0)
+    quick = mock.patch.object(doctor, "TEST_SECONDS", 0.0)
     with gc.Communicator.from_mpi(comm) as own, contextlib.redirect_stdout(output), quick:
         right = own.all_gather
         own.all_gather = lambda x, **options: right(x, **options) + (own.rank == 1)  # the planted fault

@@ -38,7 +38,7 @@ def one_fails_later(mpi):
 
     The guard's grace outlasts any delay of rank 1 on a loaded machine, so that only the engine is tested.
     """
-    with (mock.patch.object(guard, "GRACE", seconds(60)),
+    with (mock.patch.object(guard, "LEFT_TIME", seconds(60)),
           gc.Communicator.from_mpi(mpi, executor="shared", check="deferred", timeout=seconds(60)) as comm):
         x = numpy.zeros(5)
         for _ in range(3):

@@ -72,7 +72,7 @@ def somebody_stays_away(comm):
 @on_shared
 def a_failed_rank_closes(comm):
     """If a failed rank closes, the engine ends the waits of the other ranks before the guard's grace has passed."""
-    with mock.patch.object(guard, "GRACE", seconds(600)):
+    with mock.patch.object(guard, "LEFT_TIME", seconds(600)):
         comm.all_reduce(numpy.ones(4))
         if comm.rank == 0:
             comm._core.waits.failure = gc.BackendError("no more")

@@ -9,7 +9,7 @@ from multiprocessing.connection import wait
 
 import pytest
 
-from gpucoll.launch.mpi_jobs import ENDED, _job_code
+from gpucoll.launch.mpi_jobs import KILLED_CODES, _job_code
 from harness.commands import gpucoll_run
 from harness.jobs import JOB_MARK, kill_marked, marked, same_gpucoll
 from harness.pace import seconds
@@ -160,7 +160,7 @@ def test_where_the_launcher_is_killed_its_mpiexec_and_ranks_are(launcher, tmp_pa
 def test_the_first_code_counts_where_mpiexec_joins_codes():
     assert (_job_code(7, [3, 4]), _job_code(4, [3, 4]), _job_code(255, [1])) == (3, 4, 1)
     assert (_job_code(9, [137]), _job_code(9, [143]), _job_code(9, [9]), _job_code(9, [])) == (137, 143, 9, 9)
-    assert (_job_code(1, [*ENDED]), _job_code(-13, []), _job_code(0, [])) == (1, 141, 0)
+    assert (_job_code(1, [*KILLED_CODES]), _job_code(-13, []), _job_code(0, [])) == (1, 141, 0)
 
 
 # ---------------------------------------------------------------- children of ranks

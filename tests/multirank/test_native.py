@@ -220,7 +220,7 @@ def test_ranks_that_differ_where_python_has_a_part_go_on(ranks, algorithm, op):
 
 def a_signal_between_mpis_calls(mpi):
     """The arguments for other arrays are made in Python, where a signal's handler may call the communicator."""
-    found, made = [], _Collective._made
+    found, made = [], _Collective._arguments
 
     def rings(*_):
         with pytest.raises(gc.UsageError, match="inside another call") as refused:
@@ -236,7 +236,7 @@ def a_signal_between_mpis_calls(mpi):
         arrays = [numpy.ones(9) for _ in range(2)]
         for _ in range(3):
             comm.all_reduce(arrays[0], **native)
-        with mock.patch.object(_Collective, "_made", interrupted):
+        with mock.patch.object(_Collective, "_arguments", interrupted):
             comm.all_reduce(arrays[1], **native)
         assert (comm.all_reduce(arrays[1], **native) == comm.size).all()
     signal.signal(signal.SIGUSR1, before)

@@ -139,7 +139,7 @@ comm.all_reduce(numpy.ones(3))
 if rank == 3:
     os.kill(os.getpid(), signal.SIGKILL)
 name, _, number = step.partition(":")
-owner = {"_made": links, "offer": links, "membership": links, "all_gather": MetadataExchange}[name]
+owner = {"_by_mpi": links, "offer": links, "membership": links, "all_gather": MetadataExchange}[name]
 call, count = getattr(owner, name), 0
 def counted(*given, **more):
     global count
@@ -158,7 +158,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["_made:1", "_made:4", "offer:1", "membership:2", "all_gather:1", "all_gather:2"])
+@pytest.mark.parametrize("step", ["_by_mpi:1", "_by_mpi:4", "offer:1", "membership:2", "all_gather:1", "all_gather:2"])
 def test_mpi_shrinks_again(mpiexec, tmp_path, step):
     if require_launcher().vendor.mark != "Open MPI":
         pytest.skip("MPICH does not go on after a death")

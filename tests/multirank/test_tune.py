@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.calibration import measure
+from gpucoll.calibration import fit
 from gpucoll.cli import main
 from gpucoll.device.store import user_store
 from gpucoll.tuner import table as tables
@@ -41,8 +41,8 @@ def tuned(mpi, *arguments):
     """Run `gpucoll tune` on these ranks with the shortest measurements; return exit code, output and errors."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed, \
             contextlib.redirect_stderr(io.StringIO()) as said:
-        patch.setattr(measure, "PROBE_SECONDS", 0.0)
-        patch.setattr(measure, "SECONDS", 0.0)
+        patch.setattr(fit, "PROBE_SECONDS", 0.0)
+        patch.setattr(fit, "SWEEP_SECONDS", 0.0)
         patch.setattr(gc, "init", lambda: gc.Communicator.from_mpi(mpi, timeout=seconds(60)))
         return main(["tune", *arguments]), printed.getvalue(), said.getvalue()
 

@@ -10,7 +10,7 @@ from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.core.schedule import Copy, Recv, Schedule, Send, Slice
 from gpucoll.device import sources
-from gpucoll.executors.peer.tables import BUFFERS, Room, check, program, tables
+from gpucoll.executors.peer.tables import STEP_BUFFERS, Room, check, program, tables
 from gpucoll.plan import Layout, Layouts, Plan
 from oracles import oracle
 from peer.world import World, placed, zeros
@@ -126,7 +126,7 @@ class Rank:
         self.input = None if source is None else placed(source)
         rows = [self.input, self.output,
                 *(unwritten(dtype, count) for count in (plan.workspace["scratch"], made.region * channels))]
-        assert len(rows) == len(BUFFERS)
+        assert len(rows) == len(STEP_BUFFERS)
         self.kept, self.buffers = rows, [0 if row is None else row.ctypes.data for row in rows]
 
     def launch(self, world, case, rank, channels, threads, nan_bytes=0):

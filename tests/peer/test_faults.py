@@ -79,7 +79,7 @@ def test_a_model_holds_or_is_violated(words, holds, tmp_path):
     assert "max search depth too small" not in job.stdout
 
 
-MAKERS = [functools.partial(sources.reducing, kernel) for kernel in sources.PEER]
+MAKERS = [functools.partial(sources.reducing, kernel) for kernel in sources.IN_PEER]
 PAIRS = [(op, dtype) for op in OPS.values() for dtype in DTYPES.values() if dtype.kind in op.kinds]
 MOVES = [sources.reducing("steps", None, DTYPES[name])
          for name in ("int8", "int16", "float32", "float64", "complex128")]

@@ -3,7 +3,7 @@
 import numpy
 import pytest
 from gpucoll.bench import arguments, cases, summary
-from gpucoll.bench.cases import Case
+from gpucoll.bench.cases import BenchCase
 
 from harness.grids import naming
 from harness.refusals import refused
@@ -33,9 +33,9 @@ TRAFFIC = {"all_reduce": 12, "reduce": 5, "broadcast": 4, "all_gather": 5, "redu
 def test_factors_bytes_and_traffic_are_those_of_nccl_tests():
     assert set(FACTORS) == set(cases.TESTS)
     for name, factors in FACTORS.items():
-        assert tuple(Case(name, "float32", "sum", 0, ranks).factor for ranks in (2, 4, 8)) == factors, name
+        assert tuple(BenchCase(name, "float32", "sum", 0, ranks).factor for ranks in (2, 4, 8)) == factors, name
     for name, dtype, count, nbytes, moved in BYTES:
-        case = Case(name, dtype, "sum", 0, 4)
+        case = BenchCase(name, dtype, "sum", 0, 4)
         assert (case.count(1003), case.nbytes(count), case.moved(count)) == (count, nbytes, moved), name
     assert {name: cases.least_traffic(name, 4) for name in TRAFFIC} == TRAFFIC
 

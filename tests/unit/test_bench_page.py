@@ -123,7 +123,7 @@ def test_the_command_writes_a_page_and_refuses_in_one_line(tmp_path, capsys, mon
         Path(f"{name}.json").write_text(json.dumps(record))
     assert report.main(["a.json", "b.json"]) == 0
     assert capsys.readouterr().out == "report.html\n"
-    assert Path("report.html").read_text(encoding="utf-8") == report.made(["a.json", "b.json"])
+    assert Path("report.html").read_text(encoding="utf-8") == report.page_text(["a.json", "b.json"])
     for arguments, said in [(["none.json"], "cannot read"), (["bad.json"], "another shape"), ([], "required"),
                             (["a.json", "-o", "no/p.html"], "cannot write")]:
         assert said in refused(capsys, report.main, arguments, "gpucoll bench report")

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy
 import pytest
 from gpucoll.bench import arguments, readme, records, run, summary, table
-from gpucoll.bench.cases import Case
-from gpucoll.bench.machine import Copy, Place, bound
+from gpucoll.bench.cases import BenchCase
+from gpucoll.bench.machine import CopySpeed, RankPlace, bound
 from gpucoll.bench.measure import Measured
 
 from gpucoll.errors import ArgumentError
@@ -15,9 +15,9 @@ from gpucoll.errors import ArgumentError
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "tests" / "samples"
 SAMPLE, NCCL_TESTS = (json.loads((SAMPLES / f"{name}.json").read_text()) for name in ("bench", "nccl_tests"))
-PLACES = [Place(7, "here", 0, -1, "cpu", "A processor"), Place(8, "there", 1, -1, "cpu", "A processor")]
-COPY = Copy(40.0, 1 << 26, (20.0, 20.0))
-ALL_REDUCE = Case("all_reduce", "float32", "sum", 0, 2)
+PLACES = [RankPlace(7, "here", 0, -1, "cpu", "A processor"), RankPlace(8, "there", 1, -1, "cpu", "A processor")]
+COPY = CopySpeed(40.0, 1 << 26, (20.0, 20.0))
+ALL_REDUCE = BenchCase("all_reduce", "float32", "sum", 0, 2)
 
 FIELDS = "size count type redop root time algbw busbw wrong in_time in_algbw in_busbw in_wrong".split()
 
@@ -40,7 +40,7 @@ def test_titles_and_lines_are_nccl_tests_byte_for_byte():
     sample = (SAMPLES / "nccl_tests.txt").read_text().splitlines()
     assert table.titles(options("all_reduce"), several=False) == sample[7:11]
     assert table.header(options("all_reduce -b 8 -e 128M -f 4096"), {}, [])[2] == sample[2]
-    place = Place(12345, "node1", 0, 0, "0000:18:00", "NVIDIA H200")
+    place = RankPlace(12345, "node1", 0, 0, "0000:18:00", "NVIDIA H200")
     assert table.header(options("all_reduce"), {}, [place])[-1] == sample[5]
     for line in sample[11:14]:
         found = dict(zip(FIELDS, line.split(), strict=True))
@@ -66,7 +66,7 @@ def test_bandwidths_ratios_and_shares():
     limit = 40 / 6  # 3 * P * N bytes move at 40 GB/s; the bus factor of 2 ranks is 1
     assert bound(ALL_REDUCE, 1 << 20, COPY) == pytest.approx(limit)
     assert result(count=1 << 20)["share"] == pytest.approx((4 << 20) / 1e-3 / 1e9 / limit)
-    assert result(case=Case("barrier", "float32", "sum", 0, 2), count=0)["share"] is None
+    assert result(case=BenchCase("barrier", "float32", "sum", 0, 2), count=0)["share"] is None
 
 
 def paths(value, path=""):
@@ -78,8 +78,7 @@ def paths(value, path=""):
 
 def test_a_record_has_every_key_of_nccl_tests_and_of_the_sample():
     chosen = options("all_reduce -b 64 -e 16K -f 16 -n 3 --algorithm ring,tree,native --against mpi -J bench.json")
-    made = {**run.opening(chosen, PLACES, SAMPLE["gpucoll"]["machine"], [], []),
-            **run.closing(chosen, 0, 1.0, [])}
+    made = {**run.opening(chosen, PLACES, SAMPLE["gpucoll"]["machine"], [], []), **run.closing(chosen, 0, 1.0, [])}
     made["results"] = [result(peers={"mpi": measured()})]
     made["gpucoll"] |= {key: SAMPLE["gpucoll"][key] for key in ("copy", "ratios")}
     assert paths(made) == paths(SAMPLE)

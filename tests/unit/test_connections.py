@@ -90,7 +90,7 @@ def test_silent_strangers_keep_no_rank_out():
 
 def test_a_flood_does_not_drive_out_a_rank_that_greets(monkeypatch):
     """A newly connected rank keeps a place during the grace period, although strangers wait for places."""
-    monkeypatch.setattr(connections, "GRACE", seconds(600))
+    monkeypatch.setattr(connections, "GREETING_TIME", seconds(600))
     with listening() as (ranks, connect), contextlib.ExitStack() as stack:
         rank = Connection(stack.enter_context(connect()))
         assert becomes(lambda: len(ranks.hub._unproved) == 1)
@@ -250,7 +250,7 @@ def test_strangers_at_the_watch_of_several_hosts(count, monkeypatch):
     ranks, told, hubs, answers, silent = Besieged(4, 7200), [], [], set(), contextlib.ExitStack()
     serve = Hub.serve
     monkeypatch.setattr(Hub, "serve", lambda hub: hubs.append(hub) or serve(hub))
-    monkeypatch.setattr(remote, "ANSWER", seconds(60))
+    monkeypatch.setattr(remote, "ANSWER_TIMEOUT", seconds(60))
     monkeypatch.setattr(remote, "CONNECT", seconds(600))
 
     def siege(heard):
@@ -275,7 +275,7 @@ def test_strangers_at_the_watch_of_several_hosts(count, monkeypatch):
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_strangers_at_the_store(count, monkeypatch):
-    monkeypatch.setattr(kvstore, "ANSWER", seconds(60))
+    monkeypatch.setattr(kvstore, "REQUEST_TIMEOUT", seconds(60))
     token = secrets.token_hex(8)
     server = kvstore.StoreServer.at(None, 4, token)
     clients = [kvstore.StoreClient.at(None, rank, 4, token, seconds(60)) for rank in (1, 2)]

@@ -106,7 +106,7 @@ LEFT = {0: wait(1), 1: wait(0, number=2, sends=False)}  # rank 1 has left its wa
 def looked(board, monkeypatch, *ends, waits=None, others=()):
     """Return what a rank raises that waits for `ends`; None at the deadline."""
     monkeypatch.setattr(cycles, "AFTER", 0)
-    monkeypatch.setattr(cycles, "LOOK", 0)
+    monkeypatch.setattr(cycles, "BOARD_INTERVAL", 0)
     waits = waits or Progress(0.05)
     found = Cycles(waits, 0, lambda: board)
     message_wait = waits.message_wait
@@ -186,7 +186,7 @@ def at_the_end(monkeypatch, *works, has_left=(), linger=PATIENCE, then=None):
     waits.rank, waits.has_left = 0, lambda rank: rank in has_left
     monkeypatch.setattr(exits, "LINGER", linger)
     monkeypatch.setattr(exits, "SILENT", 0)
-    monkeypatch.setattr(exits, "LOOK", 0)
+    monkeypatch.setattr(exits, "PARTNER_INTERVAL", 0)
     monkeypatch.setattr(logging.getLogger("gpucoll"), "warning", lambda text, *values: said.append(text % values))
     for ends in works:
         operation = iter([ends[0].state[1][0].Test]) if ends[0].sends else never()

@@ -7,11 +7,11 @@ import numpy
 import pytest
 
 from gpucoll.health import device_shares
-from gpucoll.health.device_shares import FIRST_PATIENCE, LARGE, MOST, PATIENCE, DeviceShares
+from gpucoll.health.device_shares import FIRST_PATIENCE, MOST, PATIENCE, TIMED_FROM, DeviceShares
 from gpucoll.health.flight import CallRecord
 
 SHIFT = 7_000_000_123  # nanoseconds by which the GPU's clock is ahead of the host's
-HERE = ("all_reduce", LARGE)
+HERE = ("all_reduce", TIMED_FROM)
 
 
 class Gpu:
@@ -74,10 +74,10 @@ class Rank:
         self.stream = Stream(self.gpu, SHIFT + 10**18)
         self.shares = DeviceShares(self.gpu, self.record, rank, size)
 
-    def call(self, began, ended, nbytes=LARGE):
+    def call(self, began, ended, nbytes=TIMED_FROM):
         """Make a call, which the GPU begins and ends at these times of the host."""
         sums, times = self.record.python["all_reduce", nbytes.bit_length()], None
-        if nbytes >= LARGE:
+        if nbytes >= TIMED_FROM:
             self.stream.time = SHIFT + began
             times = self.shares.begin(sums, self.stream)
             self.stream.time = SHIFT + ended
@@ -102,7 +102,7 @@ def run(host, times, short=()):
     ranks = [Rank(host, rank, len(times[0])) for rank in range(len(times[0]))]
     for number, call in enumerate(times):
         for one, (began, ended) in zip(ranks, call, strict=True):
-            one.call(10**18 + began, 10**18 + ended, 8 if number in short else LARGE)
+            one.call(10**18 + began, 10**18 + ended, 8 if number in short else TIMED_FROM)
         compared(ranks)
     for _ in range(2):  # two calls of 0 ns carry the last stamps
         last = 10**18 + max(ended for _, ended in times[-1])
@@ -135,12 +135,12 @@ def test_without_a_comparison_a_wait_counts_as_moving(host):
 def test_short_calls_are_only_counted(host):
     rank = Rank(host, 0, 1)
     for number in range(1, 6):
-        times = rank.call(10**18 + 10 * number, 10**18 + 10 * number + 4, nbytes=LARGE >> number % 2)
+        times = rank.call(10**18 + 10 * number, 10**18 + 10 * number + 4, nbytes=TIMED_FROM >> number % 2)
         assert (times is None) == number % 2
     rank.call(10**18, 10**18)  # takes the events of the call before
     assert rank.figures() == [0, 0, 2 * 4]
-    assert rank.figures(("all_reduce", LARGE // 2)) == [0, 0, 0]
-    assert rank.record.stats()["all_reduce", LARGE // 2]["calls"] == 3
+    assert rank.figures(("all_reduce", TIMED_FROM // 2)) == [0, 0, 0]
+    assert rank.record.stats()["all_reduce", TIMED_FROM // 2]["calls"] == 3
 
 
 def test_a_delay_after_short_calls_is_at_most_the_time_since_the_timed_call_before(host):

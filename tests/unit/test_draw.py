@@ -15,7 +15,7 @@ from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Send
 from gpucoll.lab.draw import draw, view
-from gpucoll.lab.draw.record import NOBODY
+from gpucoll.lab.draw.record import NO_CONTENT
 from harness.grids import sampled
 from harness.refusals import refused
 from oracles.counting import count
@@ -56,7 +56,7 @@ def test_what_is_drawn_is_what_happens(collective, name):
         data = data_of(draw(name, collective, size=size, root=size - 1 if COLLECTIVES[collective].rooted else 0))
         found = held_at_the_end(data)
         wanted = {(rank, chunk): frozenset(data["contents"][content]) for rank, row in enumerate(data["wanted"])
-                  for chunk, content in enumerate(row) if content != NOBODY}
+                  for chunk, content in enumerate(row) if content != NO_CONTENT}
         assert {key: found.get(key) for key in wanted} == wanted, size
         recording, drawn = view(name, collective, size=size), Counter()
         for message in recording.messages:

@@ -63,5 +63,5 @@ def test_an_algorithm_before_it_has_a_name_has_flows():
 
 def test_a_graph_without_sharing_or_of_many_ranks_has_waves():
     assert simulate("broadcast", "binomial", 4, N, HOSTS._replace(sharing=None)).bandwidth == pytest.approx(2 * UNIT)
-    many = load_graph(f"crossbar({flows.MOST_RANKS + 1})")._replace(sharing=Fraction(1))
+    many = load_graph(f"crossbar({flows.MOST_FLOW_RANKS + 1})")._replace(sharing=Fraction(1))
     assert [flows.serves(graph) for graph in (HOSTS, HOSTS._replace(sharing=None), many)] == [True, False, False]

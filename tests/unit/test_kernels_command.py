@@ -55,8 +55,7 @@ def test_what_is_compiled_is_cached_with_its_registers(capsys, release, store):
     assert lines[5].startswith(f"6 kernels by NVRTC {release} in ")
     assert lines[5].endswith(f"1 process: 6 compiled, 0 cached, none failed; {store.folder}")
     code, lines = printed(capsys, "--arch", "sm_80,sm_90", "-j", "1")
-    assert [(row.split()[3], row.split()[-2:]) for row in lines[1:5]] == [
-        (row[2], row[-2:]) for row in first[1:5]]
+    assert [(row.split()[3], row.split()[-2:]) for row in lines[1:5]] == [(row[2], row[-2:]) for row in first[1:5]]
     assert "0 compiled, 6 cached, none failed" in lines[5]
 
 

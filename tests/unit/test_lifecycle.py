@@ -63,7 +63,7 @@ def test_a_process_that_has_the_number_of_an_ended_one_is_alive(monkeypatch):
                                                  (Farewell(Why.FAILED, (1,)), (1,)), (Farewell(Why.ENDS), (1,))])
 def test_a_rank_that_fails_because_of_another_rank_names_that_rank(monkeypatch, farewell, named):
     """Rank 1, awaited by rank 0, has left: because of rank 2, by a failure of its own, or by the end of its process."""
-    monkeypatch.setattr(guard, "GRACE", -1.0)
+    monkeypatch.setattr(guard, "LEFT_TIME", -1.0)
     watching = guard.Guard(0, Processes({}), lambda: {1}, dict, lambda: {1: farewell}, lambda: 0.0)
     with pytest.raises(gc.RankFailedError) as failed:
         watching.check()
@@ -107,7 +107,7 @@ class Ends:
 
 def test_of_several_deaths_the_first_is_named(monkeypatch):
     """Rank 2 awaits rank 1; the end of rank 3 was the first, so rank 3 is named."""
-    monkeypatch.setattr(guard, "GRACE", -1.0)
+    monkeypatch.setattr(guard, "LEFT_TIME", -1.0)
     watching = guard.Guard(2, Ends(3, 1), lambda: {1}, dict, dict, lambda: 1.0)
     with pytest.raises(gc.RankFailedError) as failed:
         watching.check()
@@ -117,7 +117,7 @@ def test_of_several_deaths_the_first_is_named(monkeypatch):
 def test_a_rank_that_was_frozen_names_itself(monkeypatch):
     """Between two looks of one wait 20 s have passed: ranks that have ended meanwhile are not to blame."""
     now = [100.0]
-    monkeypatch.setattr(guard, "GRACE", -1.0)
+    monkeypatch.setattr(guard, "LEFT_TIME", -1.0)
     monkeypatch.setattr(guard.time, "monotonic", lambda: now[0])
     ends = Ends()
     watching = guard.Guard(2, ends, lambda: {1}, dict, dict, lambda: 99.0)

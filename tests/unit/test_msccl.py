@@ -11,7 +11,7 @@ from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Copy, Reduce, Slice
 from gpucoll.lab.verify import verify
-from gpucoll.msccl.documents import NAMES
+from gpucoll.msccl.documents import SPELLINGS
 from gpucoll.msccl.write import xml
 from harness.commands_of import run
 from harness.grids import naming
@@ -58,7 +58,7 @@ def test_what_is_read_is_written_and_read_again(kind, size):
     assert moves(collective, name, size) == moves(*again, size)
 
 
-@pytest.mark.parametrize(("collective", "name"), [key for key in registry() if key[0] in NAMES.values()])
+@pytest.mark.parametrize(("collective", "name"), [key for key in registry() if key[0] in SPELLINGS.values()])
 def test_ours_are_written_and_read_again(collective, name):
     for size, segments in ((2, 1), (4, 2), (5, 1), (8, 1)):
         with naming((size, segments)):

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 
 import gpucoll as gc
-from gpucoll.device.nccl_settings import MAGIC, NcclFields, written
+from gpucoll.device.nccl_settings import NCCL_MAGIC, NcclFields, written
 
 
 @pytest.mark.parametrize(("given", "words"), [
@@ -33,7 +33,7 @@ class Old(bytes):
 
 
 @pytest.mark.parametrize(("config", "settings"), [
-    pytest.param(Old(NcclFields(size=20, magic=MAGIC)), {"max_ctas": 8}, id="old"),
+    pytest.param(Old(NcclFields(size=20, magic=NCCL_MAGIC)), {"max_ctas": 8}, id="old"),
     pytest.param(Old(b""), {"max_ctas": 8}, id="none")])
 def test_what_the_loaded_nccl_lacks_is_refused(config, settings):
     with pytest.raises(gc.BackendError, match="no setting max_ctas") as refused:
@@ -42,7 +42,7 @@ def test_what_the_loaded_nccl_lacks_is_refused(config, settings):
 
 
 def test_the_settings_are_nccls_fields_in_order():
-    config = Old(NcclFields(size=ctypes.sizeof(NcclFields), magic=MAGIC))
+    config = Old(NcclFields(size=ctypes.sizeof(NcclFields), magic=NCCL_MAGIC))
     assert ctypes.sizeof(NcclFields) == 72
     written(config, {"max_ctas": 8, "nvls_ctas": 3, "name": "tp", "split_share": True})
     found = NcclFields.from_buffer_copy(config)

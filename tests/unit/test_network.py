@@ -22,8 +22,8 @@ from harness.watch_threads import TOKEN, Ranks, becomes, listening, made
 def watches(monkeypatch):
     monkeypatch.setattr(remote, "CONNECT", seconds(60))  # so long that no verdict depends on the machine's load
     monkeypatch.setattr(remote, "GREETING", seconds(60))
-    monkeypatch.setattr(remote, "ANSWER", seconds(60))
-    monkeypatch.setattr(remote, "SILENT", seconds(600))
+    monkeypatch.setattr(remote, "ANSWER_TIMEOUT", seconds(60))
+    monkeypatch.setattr(remote, "REPORT_EXPIRY", seconds(600))
     with made(Ranks(4)) as found:
         yield found
 
@@ -69,7 +69,7 @@ def test_who_leaves_in_order_has_not_died(watches):
 
 def test_a_part_counts_its_own_ranks(monkeypatch):
     """Ranks 2, 3 and 0 of a job are ranks 0, 1 and 2 of a part: the store counts the job's, all errors the part's."""
-    monkeypatch.setattr(remote, "SILENT", seconds(600))
+    monkeypatch.setattr(remote, "REPORT_EXPIRY", seconds(600))
     token, numbers = secrets.token_hex(8), (2, 3, 0)
     job = [StoreServer.at(None, 4, token), *(StoreClient.at(None, rank, 4, token, seconds(60)) for rank in (1, 2, 3))]
     ranks = [StoreRanks(job[number], "part", rank, 3, seconds(60), numbers) for rank, number in enumerate(numbers)]
@@ -137,7 +137,7 @@ def test_rank_0_listens_where_it_says_until_all_have_come(monkeypatch):
 def test_a_rank_that_is_not_watched_is_neither_dead_nor_silent(monkeypatch, caplog):
     """Rank 1 takes the answer to the greeting for late; rank 0 has accepted rank 1, and sees the connection end."""
     monkeypatch.setattr(remote, "addresses", lambda: ["127.0.0.2", "127.0.0.3"])
-    monkeypatch.setattr(remote, "ANSWER", seconds(60))
+    monkeypatch.setattr(remote, "ANSWER_TIMEOUT", seconds(60))
     joined, greetings = Connection.join, []
 
     def late(connection, rank, *given):

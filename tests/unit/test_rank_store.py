@@ -72,7 +72,7 @@ def silent(token):
 
 
 def test_a_wait_and_its_requests_have_one_deadline(silent, monkeypatch):
-    monkeypatch.setattr(kvstore, "ANSWER", seconds(60))
+    monkeypatch.setattr(kvstore, "REQUEST_TIMEOUT", seconds(60))
     waits, began = Progress(0.2), time.monotonic()
 
     def operation():
@@ -94,7 +94,7 @@ def test_a_wait_and_its_requests_have_one_deadline(silent, monkeypatch):
 
 def test_a_silent_store_is_asked_once(silent, monkeypatch):
     """Questions without an answer would fill the connection, and then block."""
-    monkeypatch.setattr(kvstore, "ANSWER", 0.01)
+    monkeypatch.setattr(kvstore, "REQUEST_TIMEOUT", 0.01)
     for _ in range(20):
         assert silent.get("key") is None
     assert silent._numbers == 1

@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.communicator.objects import LONG
+from gpucoll.communicator.objects import LONG_BYTES
 
 
 @pytest.mark.parametrize("executor", ["shared", "mpi"])
@@ -88,12 +88,12 @@ def test_objects(size):
 
 def long_object(rank):
     """Return an object with buffers at both sides of the limit, the short one of a length that shifts later ranks'."""
-    some = numpy.random.default_rng(rank).integers(0, 256, (4, LONG // 2 + 48 * rank), numpy.uint8)
+    some = numpy.random.default_rng(rank).integers(0, 256, (4, LONG_BYTES // 2 + 48 * rank), numpy.uint8)
     fixed = some[1].view(numpy.int16).copy()
     fixed.flags.writeable = False
     return {"longest element": some.reshape(-1).view(numpy.clongdouble), "nested": [{"fixed": fixed, "again": fixed}],
-            "Fortran": numpy.asfortranarray(some), "strided": some[::2, 1::3], "short": some[0, :LONG - 1 - rank],
-            "exact": some.reshape(-1)[:LONG], "odd": some.reshape(-1)[3:LONG + 4 + rank], "none": some[:0],
+            "Fortran": numpy.asfortranarray(some), "strided": some[::2, 1::3], "short": some[0, :LONG_BYTES - 1 - rank],
+            "exact": some.reshape(-1)[:LONG_BYTES], "odd": some.reshape(-1)[3:LONG_BYTES + 4 + rank], "none": some[:0],
             "bytes": some.tobytes(), "row": bytearray(some[2]),
             "record": some.reshape(-1).view([("a", "<f4"), ("b", "<i4")])}
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import gpucoll as gc
 from gpucoll import training
 from gpucoll.health import report
-from gpucoll.health.flight import HEAD, MAGIC, Flight, read
+from gpucoll.health.flight import MAGIC, PREAMBLE, Flight, read
 from gpucoll.training import checkpoint
 from harness.hostile import DEEP, any_content, exchanged, holds
 
@@ -40,7 +40,7 @@ def test_a_clock_is_read_between_two_readings_of_the_other(tmp_path):
             mock.patch("gpucoll.health.flight.now", return_value=10**18):
         Flight(tmp_path, "job", 0, 2)
     path, = tmp_path.glob("*.flight")
-    facts = json.loads(path.read_bytes()[24:HEAD].partition(b"\0")[0])
+    facts = json.loads(path.read_bytes()[24:PREAMBLE].partition(b"\0")[0])
     assert 10**18 - 10**10 - 100 < facts["wall"] < 10**18 - 10**10
 
 
@@ -52,7 +52,7 @@ def test_flight_records(tmp_path, count):
     path, = tmp_path.glob("*.flight")
     assert [(one.ended - one.began, one.own, one.waited) for one in read(path).calls] == [(2, 1, 2)] * 2
     whole = path.read_bytes()
-    facts = json.loads(whole[24:HEAD].partition(b"\0")[0])
+    facts = json.loads(whole[24:PREAMBLE].partition(b"\0")[0])
 
     def body(content):
         path.write_bytes(content)
@@ -60,11 +60,11 @@ def test_flight_records(tmp_path, count):
         report.written(tmp_path, None, as_json=False)
 
     def headed(found):
-        text = json.dumps(found).encode()[:HEAD - 24]
-        return MAGIC.ljust(24, b"\2") + text.ljust(HEAD - 24, b"\0") + whole[HEAD:]
+        text = json.dumps(found).encode()[:PREAMBLE - 24]
+        return MAGIC.ljust(24, b"\2") + text.ljust(PREAMBLE - 24, b"\0") + whole[PREAMBLE:]
 
-    rows = st.binary(min_size=256, max_size=1024).map(lambda row: whole[:HEAD] + row + whole[HEAD + len(row):])
-    deep = DEEP.map(lambda text: MAGIC.ljust(24) + text.ljust(HEAD)[:HEAD - 24] + whole[HEAD:])
+    rows = st.binary(min_size=256, max_size=1024).map(lambda row: whole[:PREAMBLE] + row + whole[PREAMBLE + len(row):])
+    deep = DEEP.map(lambda text: MAGIC.ljust(24) + text.ljust(PREAMBLE)[:PREAMBLE - 24] + whole[PREAMBLE:])
     holds(st.one_of(any_content(whole), exchanged(lambda: facts).map(headed), rows, deep).map(Content), body, count)
 
 

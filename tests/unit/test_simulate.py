@@ -4,7 +4,7 @@ import pytest
 
 from gpucoll.algorithms import algorithms, registry
 from gpucoll.errors import ArgumentError
-from gpucoll.simulator import MOST_RANKS, Level, Topology, load, simulate, simulate_sizes
+from gpucoll.simulator import MOST_ON_SWITCH, Level, Topology, load, simulate, simulate_sizes
 from harness.grids import naming
 
 ROWS = sorted(registry())
@@ -104,8 +104,8 @@ def test_the_formulas_of_many_ranks_are_a_lower_bound_and_mostly_exact(size, mon
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (("all_reduce", "ring", 65536, N, TOPOLOGIES["torus"]), "GC-SIMULATE.*more than 128 Mi messages"),
-    (("all_reduce", "ring", MOST_RANKS + 1, N), "at most 1048576 ranks are simulated on switch"),
-    (("all_reduce", "circulant", MOST_RANKS, N, TOPOLOGIES["mesh"]), "at most 131072 ranks are simulated on mesh"),
+    (("all_reduce", "ring", MOST_ON_SWITCH + 1, N), "at most 1048576 ranks are simulated on switch"),
+    (("all_reduce", "circulant", MOST_ON_SWITCH, N, TOPOLOGIES["mesh"]), "at most 131072 ranks are simulated on mesh"),
     (("all_reduce", "ring", 9, N, load("nvlink_node")), "nvlink_node joins at most 8 ranks, not 9"),
     (("all_reduce", "rng", 8, N), "did you mean ring"),
     (("all_reduse", "ring", 8, N), "did you mean all_reduce"),

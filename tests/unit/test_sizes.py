@@ -3,12 +3,12 @@
 import pytest
 
 from gpucoll.errors import ArgumentError
-from gpucoll.lab.sizes import MOST, byte_size, byte_text
+from gpucoll.lab.sizes import MOST_SIZE, byte_size, byte_text
 
 READ = {"0": 0, "8": 8, "8B": 8, "64k": 65536, "8KB": 8192, "1.5M": 1572864, "16MiB": 1 << 24, " 8 K ": 8192, "0.3": 0,
-        "2g": 1 << 31, "1.1T": (11 << 40) // 10, "1023.9999999999999T": MOST - 1, "1125899906842624": MOST}
+        "2g": 1 << 31, "1.1T": (11 << 40) // 10, "1023.9999999999999T": MOST_SIZE - 1, "1125899906842624": MOST_SIZE}
 WRITTEN = {0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 1365: "1.333 KiB", 64 << 20: "64 MiB",
-           MOST: "1024 TiB"}
+           MOST_SIZE: "1024 TiB"}
 REFUSED = ["", "K", "8X", "8iB", "8Ki", "8KK", "-8", "+8", "1e3", "8 8", "0x8", "nan", "1.", ".5", "1,2",
            "1125899906842625", "1025T", "9" * 5000, "\N{ARABIC-INDIC DIGIT TWO}", "8\N{KELVIN SIGN}"]
 

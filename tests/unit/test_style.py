@@ -125,8 +125,7 @@ def test_lint_types_and_layers(command):
 
 
 # Shapes of links, not algorithms.
-OTHER_MEANINGS = {"torus": {"simulator/topologies.py", "lab/graphs/named.py"},
-                  "ring": {"lab/graphs/named.py"}}
+OTHER_MEANINGS = {"torus": {"simulator/topologies.py", "lab/graphs/named.py"}, "ring": {"lab/graphs/named.py"}}
 
 
 def named_algorithms(nodes):

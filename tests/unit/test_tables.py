@@ -1,6 +1,7 @@
 """The tables: every dtype's row complete, refusals, and the rounding of ops."""
 
 import ast
+import collections
 import sys
 from types import SimpleNamespace
 
@@ -96,15 +97,20 @@ def test_an_expression_is_evaluated_and_refused_where_it_means_something_else_in
     check_op("all_reduce", elementwise_op("sqrt(a * a + b * b)"), DTYPES["float16"])
 
 
-def test_a_word_of_an_enumeration_names_nothing_else():
-    """A reader who looks for a word finds one meaning. Constants beside their own enumeration spell its members."""
-    owners = {}
-    for path in files("gpucoll"):
+def test_a_word_names_one_thing():
+    """A constant, type or class of one name in two folders is the same; a member of an enumeration is in one file."""
+    found = collections.defaultdict(set)
+    for path in (path for path in files("gpucoll", "bench") if "faces" not in path.parts):
         for node in tree_of(path).body:
-            is_enum = isinstance(node, ast.ClassDef) and any("enum." in ast.unparse(base) for base in node.bases)
-            for one in node.body if is_enum else [node]:
-                for name in ast.walk(one) if isinstance(one, ast.Assign | ast.AnnAssign) else ():
-                    if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
-                        owners.setdefault(name.id, set()).add((path.name, node.name if is_enum else ""))
-    assert [(word, found) for word, found in owners.items()
-            if len({place for place, _ in found}) > 1 and any(owner for _, owner in found)] == []
+            is_class = isinstance(node, ast.ClassDef)
+            owner = node.name if is_class and any("enum." in ast.unparse(base) for base in node.bases) else ""
+            if is_class:
+                found[node.name].add((path.parent, path, str(path), ""))
+            for one in node.body if owner else [node]:
+                if isinstance(one, ast.Assign | ast.AnnAssign):
+                    for name in ast.walk(one.targets[0] if isinstance(one, ast.Assign) else one.target):
+                        word = getattr(name, "id", "_")
+                        found[word].add((path.parent, path, ast.unparse(one.value or one), owner))
+    columns = {word: [*zip(*places, strict=True)] for word, places in found.items() if word[0] != "_"}
+    assert {word: paths for word, (folders, paths, meanings, owners) in columns.items()
+            if (len({*paths}) if any(owners) else min(len({*folders}), len({*meanings}))) > 1} == {}

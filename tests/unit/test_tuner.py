@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from gpucoll.algorithms import algorithms, find
-from gpucoll.calibration.measure import Probe, fit
+from gpucoll.calibration.fit import Probe, fit
 from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
@@ -15,7 +15,7 @@ from gpucoll.simulator import Level, Topology, simulate
 from gpucoll.tuner import Tuner, built_in, rules, segments
 from gpucoll.tuner import choice as chosen
 from gpucoll.tuner import table as tables
-from gpucoll.tuner.choice import TIE, Candidate, ranked, ways
+from gpucoll.tuner.choice import TIE, Candidate, link_load, ranked
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_json, parse
 from harness.refusals import refused
 from harness.sources import ROOT
@@ -144,7 +144,7 @@ def test_of_those_that_tie_the_one_with_the_fewest_partners_is_chosen():
             for name, taken in (("many", 1.0), ("few", 1.0 + TIE / 2), ("slow", 1.0 + 2 * TIE))]
     partners = {"many": 14, "few": 2}  # ties alone are asked for the number of partners, thus not the slow candidate
     assert [row.algorithm for row in ranked(rows, lambda row: partners[row.algorithm])] == ["few", "many", "slow"]
-    assert [ways("all_reduce", name, (0,) * 8) for name in ("ring", "one_shot", "two_shot")] == [2, 14, 14]
+    assert [link_load("all_reduce", name, (0,) * 8) for name in ("ring", "one_shot", "two_shot")] == [2, 14, 14]
     cases = [("tree", 1 << 20), ("ring", 100), ("ring", 1 << 26)]
     assert [segments("all_reduce", *case, 4) for case in cases] == [16, 1, 4]
 

@@ -45,14 +45,14 @@ from gpucoll.transport.control import WireError
 from gpucoll.transport.tags import ENGINE_CALLS, ENGINE_TAGS
 
 # Seconds for which ranks with different calls wait for the others' descriptions: MISMATCH_TIMEOUT if all ranks come to
-# `differ`, SHORT_TIMEOUT if some may not. POLL_INTERVAL is the pause between two looks.
-MISMATCH_TIMEOUT, SHORT_TIMEOUT, POLL_INTERVAL = 5.0, 0.25, 1e-4
+# `differ`, SHORT_TIMEOUT if some may not. MISMATCH_INTERVAL is the pause between two looks.
+MISMATCH_TIMEOUT, SHORT_TIMEOUT, MISMATCH_INTERVAL = 5.0, 0.25, 1e-4
 # The counter of a rank that has shown the place of its call. One less than the engine's SETTLED, and above all rounds.
 SITE_SHOWN = (1 << ROUNDS) - 2
-LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
+CHECK_LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
 
 
-class Kind(NamedTuple):
+class HostKind(NamedTuple):
     """What the name of a `NodeEngine` decides."""
 
     compares: bool  # whether the engine compares calls in the node's memory; all ranks are on one node
@@ -60,10 +60,10 @@ class Kind(NamedTuple):
     has_wire: bool  # whether messages between nodes go by a wire, and compare the calls
 
 
-KINDS = {"shared": Kind(compares=True, carries=True, has_wire=False),
-         "hybrid": Kind(compares=False, carries=True, has_wire=True),
-         "mpi": Kind(compares=False, carries=False, has_wire=True),
-         "ucx": Kind(compares=False, carries=False, has_wire=True)}
+HOST_KINDS = {"shared": HostKind(compares=True, carries=True, has_wire=False),
+         "hybrid": HostKind(compares=False, carries=True, has_wire=True),
+         "mpi": HostKind(compares=False, carries=False, has_wire=True),
+         "ucx": HostKind(compares=False, carries=False, has_wire=True)}
 
 
 class NodeEngine(Executor):
@@ -71,8 +71,8 @@ class NodeEngine(Executor):
 
     Ranks `meet` before or in their first call, all ranks in the same call, for at most `timeout` seconds. `check` is
     the extent of comparing calls inside the node: "full" with all ranks before data is sent, "deferred" with the ranks
-    to be read from, "off" with none. The `name` is a key of `KINDS`: "shared" on one node, "hybrid" on several; "mpi"
-    and "ucx", named after the link, work on any number. `use_wire` gives the wire.
+    to be read from, "off" with none. The `name` is a key of `HOST_KINDS`: "shared" on one node, "hybrid" on several;
+    "mpi" and "ucx", named after the link, work on any number. `use_wire` gives the wire.
     `on_engine` says whether this engine is the communicator's own, with its flight records and its table of calls.
 
     Every call has a number, `engine.call_count`, equal on all ranks. A rank's progress counter is the call number and
@@ -80,12 +80,12 @@ class NodeEngine(Executor):
     """
 
     def __init__(self, link: Any, timeout: float, check: str | None, name: str, *, on_engine: bool = True) -> None:
-        self.name, self.kind, self.on_engine = name, KINDS[name], on_engine
-        self._check = LEVELS[check] if self.kind.compares else OFF
+        self.name, self.kind, self.on_engine = name, HOST_KINDS[name], on_engine
+        self._check = CHECK_LEVELS[check] if self.kind.compares else OFF
         self._capsule: Any = None  # the wire
         # Whether the engine compares calls by messages that also carry the first data.
         self.is_compared_by_wire = False
-        self._may_compare = on_engine and LEVELS[check] == ALL and self.kind.has_wire
+        self._may_compare = on_engine and CHECK_LEVELS[check] == ALL and self.kind.has_wire
         self._link, self._timeout, self._size = link, timeout, link.place.size
         found, place = library(), link.place
         if not self.kind.carries:
@@ -220,7 +220,7 @@ class NodeEngine(Executor):
         counter = number << ROUNDS | (SITE_SHOWN if settles else 0)
         deadline = time.monotonic() + min(self._timeout, MISMATCH_TIMEOUT if settles else SHORT_TIMEOUT)
         while any(words[rank][COUNTER] < counter for rank in node_ranks) and time.monotonic() < deadline:
-            time.sleep(POLL_INTERVAL)
+            time.sleep(MISMATCH_INTERVAL)
         if settles and all(words[rank][COUNTER] >= counter for rank in node_ranks):
             calls = [self.engine.description(rank, number) for rank in node_ranks]
             self.engine.settle()

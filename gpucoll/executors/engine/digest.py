@@ -10,15 +10,15 @@ import re
 from pathlib import Path
 
 MODULE = "gpucoll._engine"
-FIRST = "binding/engine.cc"
+FIRST_SOURCE = "binding/engine.cc"
 MACRO = "GC_SOURCES"  # holds the digest
 _INCLUDE = re.compile(r'^#include "(.*)"', re.MULTILINE)
 
 
 def sources(folder: Path) -> dict[str, str]:
-    """Return the text of each source file of the engine, by path in `folder`: FIRST and all headers."""
+    """Return the text of each source file of the engine, by path in `folder`: FIRST_SOURCE and all headers."""
     texts: dict[str, str] = {}
-    names = [FIRST]
+    names = [FIRST_SOURCE]
     for name in names:
         texts[name] = folder.joinpath(name).read_text(encoding="utf-8")
         names += [header for header in _INCLUDE.findall(texts[name]) if header not in names]

@@ -92,8 +92,8 @@ class Writer:
     """The writer of one plan's instructions; empty results are left out.
 
     `peers` are the ranks to be read from. `readers` maps (buffer, reading rank) to the reader's counter after the last
-    read. With `apart`, input and output lie in a workspace; only chunks read by peers, or read again here, pass through
-    the workspace. All others stay in the caller's arrays. `comparing` is called before data is sent, until True.
+    read. With `apart`, a chunk that a peer, or this rank again, reads is formed in a workspace; every other chunk goes
+    straight to the caller's array. `comparing` is called before data is sent, until True.
     `roles` are this rank's in messages between nodes.
     """
 

@@ -23,10 +23,10 @@ from gpucoll.progress.operations import Operation
 if TYPE_CHECKING:
     from gpucoll.executors.engine import NodeEngine
 
-KEPT = 256  # plans of calls without data
+CACHED_PLANS = 256  # plans of calls without data
 # Bytes of a staging buffer: the least, and the most for rounding up to a power of two: beyond, this wastes too much.
-LEAST, MOST_ROUNDED = 1 << 16, 1 << 28
-NOTHING = -1  # the number of no op
+LEAST_STAGING, MOST_ROUNDED = 1 << 16, 1 << 28
+NO_OP = -1  # the number of no op
 
 
 def shown(description: str) -> tuple[str, int]:
@@ -52,11 +52,11 @@ class Plans:
                  comparing: Callable[..., Callable[[], bool] | None] = lambda description="": None,
                  roles: WireRoles | None = None) -> None:
         self._node_ranks, self._engine, self._comparing, self.roles = node_ranks, engine, comparing, roles
-        self.without_data, self.deferred = map(functools.lru_cache(KEPT), (self._without_data, self._deferred))
+        self.without_data, self.deferred = map(functools.lru_cache(CACHED_PLANS), (self._without_data, self._deferred))
         self._staging: dict[int, Segment] = {}
         self._outgrown: list[Segment] = []  # a call under way may still use these
 
-    def made(self, request: CallRequest) -> Any:
+    def plan_for(self, request: CallRequest) -> Any:
         """Return the engine's plan for `request`."""
         plan, symmetric, node_ranks = request.plan, request.symmetric, self._node_ranks
         assert plan is not None
@@ -139,7 +139,7 @@ class Plans:
 
     def _reduction(self, request: CallRequest) -> tuple[int, int, int]:
         """Return dtype and op by the engine's numbers, and the number of contributions for `_finish`."""
-        op, place = request.op, NOTHING
+        op, place = request.op, NO_OP
         if op is not None and is_known(op):
             place = OP_NAMES.index("sum" if op.factor is not None and op.name not in EXACT_NAMES else op.name)
         return list(DTYPES).index(request.dtype.name), place, self._finish(request)
@@ -168,7 +168,7 @@ class Plans:
               rows: tuple[Row, ...] = (), calls: tuple[Callable[..., Any], ...] = ()) -> Any:
         # Buffers without bytes count as buffers in the control segments: no rank waits for memory.
         flags |= PlanFlag.IN_CONTROL | PlanFlag.OWN_IN_CONTROL
-        return self._engine.plan(*words, (nbytes, 0, 0, 0, 1), (0, NOTHING, 0), flags, 0, (), readers, (), rows, calls)
+        return self._engine.plan(*words, (nbytes, 0, 0, 0, 1), (0, NO_OP, 0), flags, 0, (), readers, (), rows, calls)
 
     def _finish(self, request: CallRequest) -> int:
         """Return the number of contributions for the engine's final step (mean or truth value); 0 for no step."""
@@ -187,7 +187,7 @@ class Plans:
             if staging is not None:
                 self._outgrown.append(staging)
             rounded = 1 << (nbytes - 1).bit_length() if nbytes < MOST_ROUNDED else nbytes
-            staging = self._staging[buffer] = Segment(max(LEAST, rounded))
+            staging = self._staging[buffer] = Segment(max(LEAST_STAGING, rounded))
             self._engine.staging(buffer, staging.key, staging.start, staging.nbytes)
         staging.reserve(0, nbytes)
 
@@ -224,7 +224,7 @@ class EngineCall(Call):
     @functools.cached_property
     def plan(self) -> Any:
         """The engine's plan, made in the first call: a lack of memory then ends the call on all ranks."""
-        return self._plans.made(self.request)
+        return self._plans.plan_for(self.request)
 
     @property
     def engine_plan(self) -> Any:

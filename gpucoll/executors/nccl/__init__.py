@@ -23,24 +23,24 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpucoll.arrays import address
-from gpucoll.device import NO_CAPTURE, Device, DeviceTransport, Event, Graph, Part, Stream
+from gpucoll.device import NO_CAPTURE, Device, DeviceTransport, Event, Graph, GroupPart, Stream
 from gpucoll.device.launch import MOST_SOURCES, Enqueue, StreamOrder, Workspace
-from gpucoll.device.sources import UNITS, instance, reducing
-from gpucoll.executors import Call, CallRequest, Executor, Launcher, Refusal
-from gpucoll.plan import HALVES, Message, Plan, Reduction, Span, Step
+from gpucoll.device.sources import UNIT_TYPES, instance, reducing
+from gpucoll.executors import Call, CallLauncher, CallRequest, Executor, Refusal
+from gpucoll.plan import HALVES, Message, Plan, PlanStep, Reduction, Span
 from gpucoll.progress.operations import Operation
 
-TOKEN = 1  # bytes sent for a message of a barrier without data
+ONE_BYTE = 1  # bytes sent for a message of a barrier without data
 MAX_ELEMENTS = 1 << 26  # the most elements of a message, at most 16 bytes each: see `_cut`
 LIMIT = 1 << 18  # bytes up to which a schedule's launches cost more than two copies
-CALLS = 3  # a call that has come this many times is likely to come again
+FREQUENT = 3  # a call that has come this many times is likely to come again
 GRAPHS = 64  # kept at most; any further call is enqueued piece by piece
 DIRECT = 256  # the most graphs kept on the user's own memory
 SEEN = 4096  # signatures counted
 
 
 @dataclass
-class Node:
+class GraphNode:
     """One thing to enqueue: messages in one group, or results.
 
     A node with `side` goes to the side stream. `after` is the node of the other stream to be awaited first; `awaited`
@@ -54,19 +54,19 @@ class Node:
     after: int | None = None
     awaited: bool = False
 
-    def follows(self, other: Node) -> bool:
+    def follows(self, other: GraphNode) -> bool:
         """Return whether this node needs results of the `other` node."""
         formed = [form.number for form in other.forms]
-        steps: tuple[Step, ...] = (*self.sends, *self.receives, *self.forms)
+        steps: tuple[PlanStep, ...] = (*self.sends, *self.receives, *self.forms)
         return any(not step.after.isdisjoint(formed) for step in steps)
 
 
-class Bound(NamedTuple):
+class BoundNodes(NamedTuple):
     """A node on given memory: the parts of its messages, and the functions that enqueue its results."""
 
-    node: Node
-    sends: Sequence[Part]
-    receives: Sequence[Part]
+    node: GraphNode
+    sends: Sequence[GroupPart]
+    receives: Sequence[GroupPart]
     forms: Sequence[Enqueue]
 
 
@@ -74,7 +74,7 @@ class NcclScheduleCall(Call):
     """A request as groups of messages and kernels."""
 
     @functools.cached_property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[GraphNode]:
         """What to enqueue, in order."""
         assert self.request.plan is not None
         return nodes_of(self.request.plan)
@@ -105,7 +105,7 @@ class NcclExecutor(Executor):
         Loading a kernel may block until the GPU is idle, so kernels for a later replay are loaded here, too.
         """
         if self.captures:
-            for width in UNITS:
+            for width in UNIT_TYPES:
                 self._device.kernels.launcher(instance("copy", width))
         rounds = request.plan.rounds if request.plan is not None and request.order == "at once" else ()
         steps = (step for steps in rounds for step in steps)
@@ -142,14 +142,14 @@ class NcclExecutor(Executor):
             graphs.buffered[key] = yield from self._capture(call, given, taken, own)
         self._replay(request, source, target, stream, graphs.buffered[key])
 
-    def launcher(self, call: Call, source: Any, target: Any) -> Launcher | None:
+    def launcher(self, call: Call, source: Any, target: Any) -> CallLauncher | None:
         """Return a function that launches the graph of a call on these arrays; without graphs see `_awaited`."""
         if not self.captures and not self._device.asynchronous:
             return self._awaited(call, source, target)
         direct = self._graphs.direct.get(place_of(call.request, source, target))
         return None if direct is None else direct.launch
 
-    def _awaited(self, call: Any, source: Any, target: Any) -> Launcher:
+    def _awaited(self, call: Any, source: Any, target: Any) -> CallLauncher:
         """Return a function that carries out a call on the emulated device between threads, which the host awaits."""
         nodes = self._nodes(call, source, target, self._device.stream(None))
 
@@ -172,7 +172,7 @@ class NcclExecutor(Executor):
     def _enqueue(self, call: NcclScheduleCall, stream: Stream, source: Any, target: Any) -> Operation:
         yield from self._walk(self._nodes(call, source, target, stream), stream)
 
-    def _nodes(self, call: NcclScheduleCall, source: Any, target: Any, stream: Stream) -> list[Bound]:
+    def _nodes(self, call: NcclScheduleCall, source: Any, target: Any, stream: Stream) -> list[BoundNodes]:
         """Return the nodes of a call on given memory, after a first one without messages, for a copy of the input."""
         request, plan = call.request, call.request.plan
         assert plan is not None
@@ -180,9 +180,9 @@ class NcclExecutor(Executor):
         if plan.copy_input:
             width = request.dtype.itemsize
             first = self._device.kernels.copiers(address(source), addresses["input"], source.size, width)
-        return [Bound(Node(), (), (), first), *(self._bound(node, request, addresses) for node in call.nodes)]
+        return [BoundNodes(GraphNode(), (), (), first), *(self._bound(node, request, addresses) for node in call.nodes)]
 
-    def _walk(self, nodes: Sequence[Bound], stream: Stream) -> Operation:
+    def _walk(self, nodes: Sequence[BoundNodes], stream: Stream) -> Operation:
         for number, (node, sends, receives, forms) in enumerate(nodes, -1):
             where = self._side_stream() if node.side else stream
             if node.after is not None:
@@ -194,27 +194,27 @@ class NcclExecutor(Executor):
             if node.awaited:
                 self._event(number).record(where)
 
-    def _bound(self, node: Node, request: CallRequest, addresses: dict[str, int]) -> Bound:
+    def _bound(self, node: GraphNode, request: CallRequest, addresses: dict[str, int]) -> BoundNodes:
         width, kernels = request.dtype.itemsize, self._device.kernels
 
         def at(span: Span) -> int:
             return addresses[span.buffer] + span.start * width
 
-        def parts(messages: Sequence[Message]) -> list[Part]:
-            return [Part(at(one.span), (one.span.stop - one.span.start) * width, one.peer) for one in messages
+        def parts(messages: Sequence[Message]) -> list[GroupPart]:
+            return [GroupPart(at(one.span), (one.span.stop - one.span.start) * width, one.peer) for one in messages
                     if one.span.stop > one.span.start]
 
         if request.collective == "barrier":  # all sends share one byte, each receive has its own
             token = addresses["token"]
-            return Bound(node, [Part(token, TOKEN, message.peer) for message in node.sends],
-                         [Part(token + place, TOKEN, one.peer) for place, one in enumerate(node.receives, 1)], [])
+            receives = [GroupPart(token + place, ONE_BYTE, one.peer) for place, one in enumerate(node.receives, 1)]
+            return BoundNodes(node, [GroupPart(token, ONE_BYTE, message.peer) for message in node.sends], receives, [])
         forms: list[Enqueue] = []
         for form in node.forms:
             count, sources = form.dst.stop - form.dst.start, [*map(at, form.sources)]
             forms += (kernels.reducers(request.op, request.dtype, sources, at(form.dst), count)
                       if len(sources) > 1 and request.op is not None else
                       kernels.copiers(sources[0], at(form.dst), count, width))
-        return Bound(node, parts(node.sends), parts(node.receives), forms)
+        return BoundNodes(node, parts(node.sends), parts(node.receives), forms)
 
     def _addresses(self, request: CallRequest, plan: Plan, source: Any, target: Any, stream: Stream) -> dict[str, int]:
         """Return the addresses of the buffers of a call by name; "input" is a buffer if the plan needs a copy."""
@@ -263,7 +263,7 @@ class NcclExecutor(Executor):
         return self._events[number]
 
 
-def nodes_of(plan: Plan) -> list[Node]:
+def nodes_of(plan: Plan) -> list[GraphNode]:
     """Return the nodes of `plan` in order; the last node awaits the side stream.
 
     Results after a group of messages go to the side stream, if the next group does not need them. Messages stay on the
@@ -271,7 +271,7 @@ def nodes_of(plan: Plan) -> list[Node]:
     """
     nodes = [node for steps in plan.rounds for node in _groups(steps)]
     # Backwards, so that the next group of messages is known at each result.
-    following: Node | None = None  # the next group of messages
+    following: GraphNode | None = None  # the next group of messages
     for number in reversed(range(len(nodes))):
         node = nodes[number]
         if not node.forms:
@@ -280,7 +280,7 @@ def nodes_of(plan: Plan) -> list[Node]:
             node.side = following is not None and not following.follows(node)
     # The empty last node makes the first stream wait for the side stream.
     if any(node.side for node in nodes):
-        nodes.append(Node())
+        nodes.append(GraphNode())
     # The last side node awaited by the first stream: all side nodes before have ended, too, and need no further wait.
     met = -1
     for number, node in enumerate(nodes):
@@ -296,7 +296,7 @@ def nodes_of(plan: Plan) -> list[Node]:
     return nodes
 
 
-def _groups(steps: Sequence[Step]) -> Iterator[Node]:
+def _groups(steps: Sequence[PlanStep]) -> Iterator[GraphNode]:
     """Yield the nodes of a round: results formed in staging before, then each group of messages, and the results after.
 
     If all sends go to one peer and all receives come from one peer, as in a ring, the groups are pairs of a send and a
@@ -312,17 +312,17 @@ def _groups(steps: Sequence[Step]) -> Iterator[Node]:
     turns = {message.number: turn if paired else 0 for side in (sends, receives) for turn, message in enumerate(side)}
     kept = [form for form in forms if form.dst.buffer in HALVES and form.after.isdisjoint(turns)]
     if kept:
-        yield Node(forms=kept)
+        yield GraphNode(forms=kept)
     forms = [form for form in forms if form not in kept]
     for form in forms:
         turns[form.number] = max((turns[number] for number in form.after if number in turns), default=0)
     for turn in range(len(sends) if paired else 1):
         there = slice(turn, turn + 1) if paired else slice(None)
         if sends[there] or receives[there]:
-            yield Node(sends[there], receives[there])
+            yield GraphNode(sends[there], receives[there])
         ready = [form for form in forms if turns[form.number] == turn]
         if ready:
-            yield Node(forms=ready)
+            yield GraphNode(forms=ready)
 
 
 def _cut(message: Message) -> list[Message]:
@@ -375,7 +375,7 @@ class Graphs:
         if len(self._seen) == SEEN:
             self._seen.clear()
         self._seen[signature] += 1
-        if self._seen[signature] <= CALLS or len(self._chosen) == GRAPHS:
+        if self._seen[signature] <= FREQUENT or len(self._chosen) == GRAPHS:
             return None
         self._chosen.add(signature)
         return signature

@@ -14,12 +14,12 @@ from gpucoll.core.ops import OPS
 from gpucoll.device import Device, Waiting, nccl
 from gpucoll.device.launch import StreamOrder
 from gpucoll.device.nccl import Nccl
-from gpucoll.executors import Call, CallRequest, Executor, Launcher
+from gpucoll.executors import Call, CallLauncher, CallRequest, Executor
 from gpucoll.progress.operations import Operation
 
-ON_BOOL = {"sum": "max", "max": "max", "bor": "max", "lor": "max", "prod": "min", "min": "min", "band": "min",
+NCCL_ON_BOOL = {"sum": "max", "max": "max", "bor": "max", "lor": "max", "prod": "min", "min": "min", "band": "min",
            "land": "min"}
-REDUCES = ("all_reduce", "reduce", "reduce_scatter")
+WITH_OP = ("all_reduce", "reduce", "reduce_scatter")
 
 
 class NcclNative(Executor):
@@ -33,7 +33,7 @@ class NcclNative(Executor):
 
     def serves(self, request: CallRequest) -> str | None:
         """Return None for the collectives, ops and dtypes of NCCL with the library's meaning."""
-        if request.collective in REDUCES:
+        if request.collective in WITH_OP:
             return _cannot_reduce(request) or (self._lacks_float8 if request.dtype.itemsize == 1 and
                                                request.dtype.kind == "float" else None)
         return nccl.lacks(request.collective)
@@ -45,7 +45,7 @@ class NcclNative(Executor):
             return self._from_copy(call.request, source, target, stream)
         return self._transport.call(self._call(call.request, address(source), address(target)), stream)
 
-    def launcher(self, call: Call, source: Any, target: Any) -> Launcher | None:
+    def launcher(self, call: Call, source: Any, target: Any) -> CallLauncher | None:
         """Return a function that enqueues NCCL's collective on these arrays, or None if the input must be copied."""
         if _needs_copy(call.request, source, target):
             return None
@@ -55,11 +55,11 @@ class NcclNative(Executor):
         """Return NCCL's call; sizes are elements in reductions, elsewhere bytes of one rank's block."""
         call = self._transport.collective
         name, given, taken = request.collective, request.sizes[0] or 0, request.sizes[1] or 0
-        if name in REDUCES:
+        if name in WITH_OP:
             dtype, op, per_element = _spelled(request)
             count = (taken if name == "reduce_scatter" else given) // request.dtype.itemsize * per_element
             root = [request.root] if name == "reduce" else []  # ranks other than the root have no output
-            return call(name, source, target or source if root else target, count, dtype, nccl.OPS[op], *root)
+            return call(name, source, target or source if root else target, count, dtype, nccl.NCCL_OPS[op], *root)
         if name == "broadcast":
             return call(name, source or target, target, taken, "ncclUint8", request.root)
         if name == "all_gather":
@@ -87,7 +87,7 @@ def _cannot_reduce(request: CallRequest) -> str | None:
     if op.expression:
         return "NCCL has no op for an expression"
     if dtype.kind == "bool":
-        return None if op.name in ON_BOOL else f"NCCL has no {op.name} for bool"
+        return None if op.name in NCCL_ON_BOOL else f"NCCL has no {op.name} for bool"
     if dtype.kind == "complex":
         return None if op.name in ("sum", "avg", "premul_sum") else f"NCCL has no {op.name} for complex numbers"
     if dtype.nccl is None or op.nccl is None:
@@ -104,7 +104,7 @@ def _spelled(request: CallRequest) -> tuple[Any, Any, int]:
     # As for every executor, a factor has been applied before, and the division of avg comes after.
     name = "sum" if op.factor is not None or op.name == "avg" else op.name
     if dtype.kind == "bool":
-        return "ncclUint8", OPS[ON_BOOL[name]].nccl, 1
+        return "ncclUint8", OPS[NCCL_ON_BOOL[name]].nccl, 1
     if dtype.kind == "complex":
         return DTYPES[f"float{4 * dtype.itemsize}"].nccl, OPS[name].nccl, 2
     return dtype.nccl, OPS[name].nccl, 1

@@ -25,15 +25,15 @@ from gpucoll.arrays import address
 from gpucoll.core.ops import EXACT_NAMES
 from gpucoll.device import Device, Stream
 from gpucoll.device.launch import WORD, Enqueue, StreamOrder, Workspace
-from gpucoll.device.sources import IN_PACKETS, UNITS, Instance, instance, is_switched, reducing
+from gpucoll.device.sources import IN_PACKETS, UNIT_TYPES, Instance, instance, is_switched, reducing
 from gpucoll.errors import CollectiveTimeout, UsageError
-from gpucoll.executors import Call, CallRequest, Executor, Launcher, Refusal
+from gpucoll.executors import Call, CallLauncher, CallRequest, Executor, Refusal
 from gpucoll.executors.peer.memory import Handshake, SymmetricMemory
 from gpucoll.executors.peer.tables import (
     GROUP_WORDS,
-    NOWHERE,
+    NO_PLACES,
     ROW,
-    WAITS,
+    WAIT_NAMES,
     Places,
     Program,
     check,
@@ -45,20 +45,20 @@ from gpucoll.plan import Plan, Ragged
 from gpucoll.progress.operations import Operation
 from gpucoll.progress.waits import Progress
 
-BLOCKING = ("kernels of ranks that share a GPU wait for each other, and on a blocking stream, or the null stream, they "
-            "would not run side by side: pass stream=cupy.cuda.Stream(non_blocking=True), or be in one")
-KEPT = 256  # addresses of one call
+BLOCKING_STREAM = ("kernels of ranks that share a GPU wait for each other, and on a blocking stream, or the null one, "
+                   "they would not run side by side: pass stream=cupy.cuda.Stream(non_blocking=True), or be in one")
+CACHED_ADDRESSES = 256  # addresses of one call
 # Bytes of a message for one block. Small calls are bound by latency, and a GPU has many SMs, so a block gets little.
-SHARE = 1 << 13
+BLOCK_BYTES = 1 << 13
 # Threads of a block for packets, at least: blocks on several SMs issue the packets faster than a single block.
-FEWEST_THREADS = 128
+FEWEST_PACKET_THREADS = 128
 STEPS, PACKETS, LL128 = "steps", "packets", "ll128"  # kernels for any schedule, and for short messages
 # The most bytes in packets of 16 bytes, if packets of 128 bytes can be used. In longer messages the bytes saved on the
 # links outweigh the votes of `ll128`: an estimate, not measured.
 SHORTEST = 1 << 14
-ALL, SHARE_OF_ALL = "fold_all", "fold_share"  # kernels: a rank reduces all elements, or its share
+FOLD_ALL, FOLD_SHARE = "fold_all", "fold_share"  # kernels: a rank reduces all elements, or its share
 SWITCH_SHARE, SWITCH_GATHER = "multimem_share", "multimem_gather"  # kernels: the NVLink switch reduces, or writes
-# Places equal on every rank, and never used: in kernel `ALL` no rank reads another rank's result.
+# Places equal on every rank, and never used: in kernel `FOLD_ALL` no rank reads another rank's result.
 NO_MATTER = Places(1)
 
 
@@ -76,7 +76,7 @@ class PeerCall(Call):
         self._kernel = self._chosen_kernel()
         # Loading code may block until the GPU is idle: load here, before any kernel waits for another rank.
         self._device.kernels.load(self._instance, request.collective, request.op, request.dtype)
-        for width in UNITS:
+        for width in UNIT_TYPES:
             self._device.kernels.launcher(instance("copy", width))
 
     def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
@@ -89,14 +89,14 @@ class PeerCall(Call):
         peer = self._peer
         peer.check()
         if peer.minds_blocking and self._device.is_blocking(stream):
-            raise UsageError(f"{self.request.collective}: {BLOCKING}", code="GC-STREAM")
+            raise UsageError(f"{self.request.collective}: {BLOCKING_STREAM}", code="GC-STREAM")
         launches = self._launches(source, target, stream)
         if not self._device.asynchronous:
             yield from self._awaited(launches, stream)
             return
         peer.order.follow(stream)
         # No rank's kernel may wait before every rank has allocated: see above.
-        if self._handshake.on_one_gpu and not stream.is_capturing():
+        if self._handshake.ranks_share_gpu and not stream.is_capturing():
             yield from self._handshake.meet()
         for launch in launches:
             launch(stream)
@@ -110,11 +110,11 @@ class PeerCall(Call):
         yield from self._device.settle(stream)
         self._peer.check()
 
-    def launcher(self, source: Any, target: Any) -> Launcher | None:
+    def launcher(self, source: Any, target: Any) -> CallLauncher | None:
         """Return a function that enqueues the call on the same arrays, and keeps the call's tables."""
         if not self._device.asynchronous:
             return functools.partial(self._awaited, self._launches(source, target, self._device.stream(None)))
-        launches = None if self._handshake.on_one_gpu else self._bound.get((address(source), address(target)))
+        launches = None if self._handshake.ranks_share_gpu else self._bound.get((address(source), address(target)))
         if launches is None:
             return None
         look = self._peer.check
@@ -130,7 +130,7 @@ class PeerCall(Call):
         """Return the functions to be called in order, with the stream, to enqueue the call."""
         ends = address(source), address(target)
         if ends not in self._bound:
-            if len(self._bound) == KEPT:
+            if len(self._bound) == CACHED_ADDRESSES:
                 self._bound.clear()
             self._bound[ends] = self._walk(*ends, stream) if self._kernel == STEPS else self._direct(*ends)
         return self._bound[ends]
@@ -150,17 +150,17 @@ class PeerCall(Call):
         if kernel == SWITCH_GATHER:
             return kernel if self._handshake.multicast is not None else STEPS
         # The order of summation in the switch is unknown.
-        if kernel == SHARE_OF_ALL and self._handshake.multicast is not None and request.order == "any" \
+        if kernel == FOLD_SHARE and self._handshake.multicast is not None and request.order == "any" \
                 and request.op is not None and is_switched(request.op, request.dtype):
             return SWITCH_SHARE
-        if kernel != ALL or (request.op is not None and request.op.name in EXACT_NAMES):
+        if kernel != FOLD_ALL or (request.op is not None and request.op.name in EXACT_NAMES):
             return kernel
         if self._handshake.moves_rows and SHORTEST < request.nbytes <= room.ll128:
             return LL128
         return PACKETS if request.nbytes <= room.packets else kernel
 
     def _blocks(self) -> int:
-        return max(1, min(self._handshake.room.channels, self.request.nbytes // SHARE))
+        return max(1, min(self._handshake.room.channels, self.request.nbytes // BLOCK_BYTES))
 
     def _direct(self, source: int, target: int) -> list[Enqueue]:
         """Return the single launch of an algorithm's own kernel; all ranks launch equally many blocks."""
@@ -177,19 +177,19 @@ class PeerCall(Call):
         elif self._kernel == SWITCH_GATHER:
             count //= self._handshake.room.ranks
             arguments = heap.shots(source, target, count, nan_bytes=nan_bytes, multicast=self._handshake.multicast)
-        elif self._kernel in (SHARE_OF_ALL, SWITCH_SHARE):
+        elif self._kernel in (FOLD_SHARE, SWITCH_SHARE):
             places = self._places(source), self._places(target)
             multicast = self._handshake.multicast if self._kernel == SWITCH_SHARE else None
             arguments = heap.shots(source, target, count, *places, nan_bytes, multicast)
-        # In place, the result of `ALL` would overwrite an input still read by other ranks: then inputs are staged.
+        # In place, the result of `FOLD_ALL` would overwrite an input still read by other ranks: then inputs are staged.
         else:
-            inputs = NOWHERE if source == target else self._places(source)
+            inputs = NO_PLACES if source == target else self._places(source)
             arguments = heap.shots(source, target, count, inputs, NO_MATTER, nan_bytes)
         return [self._device.kernels.launcher(self._instance)(blocks, threads, arguments)]
 
     def _places(self, start: int) -> Places:
         symmetric = self._peer.symmetric
-        return NOWHERE if symmetric is None else symmetric.places(start, self.request.nbytes)
+        return NO_PLACES if symmetric is None else symmetric.places(start, self.request.nbytes)
 
     def _walk(self, source: int, target: int, stream: Stream) -> list[Enqueue]:
         request, width, channels = self.request, self.request.dtype.itemsize, self._channels()
@@ -266,7 +266,7 @@ class PeerExecutor(Executor):
         """Return None for ranks on one node, on a stream allowed there."""
         if self.unavailable_reason:
             return self.unavailable_reason
-        return BLOCKING if self.minds_blocking and request.blocking else None
+        return BLOCKING_STREAM if self.minds_blocking and request.blocking else None
 
     def compile(self, request: CallRequest) -> Call | Refusal:
         """Compile the kernels; refuse a plan without the schedules of all ranks."""
@@ -279,7 +279,7 @@ class PeerExecutor(Executor):
         """Raise CollectiveTimeout if a kernel has given up waiting for another rank."""
         control = self._handshake.control
         if control["where"]:
-            what, peer = WAITS[int(control["where"])], int(control["peer"])
+            what, peer = WAIT_NAMES[int(control["where"])], int(control["peer"])
             raise CollectiveTimeout(f"a kernel waited {self._timeout:g} s for a {what} from rank {peer}; is every rank "
                                     "in the same call, with the same shape, dtype and algorithm? timeout= sets the "
                                     "deadline", ranks=(peer,))
@@ -303,7 +303,7 @@ def packet_grid(wanted: int, channels: int, most_threads: int) -> tuple[int, int
     >>> packet_grid(1, 16, 512), packet_grid(512, 16, 512), packet_grid(2100, 16, 512), packet_grid(4096, 16, 512)
     ((1, 128), (4, 128), (9, 256), (16, 256))
     """
-    fewest = min(FEWEST_THREADS, most_threads)
+    fewest = min(FEWEST_PACKET_THREADS, most_threads)
     blocks = min(channels, -(-wanted // fewest))
     threads = min(most_threads, max(fewest, 1 << (-(-wanted // blocks) - 1).bit_length()))
     return min(blocks, -(-wanted // threads)), threads

@@ -24,7 +24,7 @@ from gpucoll.device.launch import StreamOrder
 from gpucoll.device.sources import reducing
 from gpucoll.errors import UsageError
 from gpucoll.executors.peer.multicast import MulticastMemory
-from gpucoll.executors.peer.tables import CONTROL, MOST_RANKS, NOWHERE, Multicast, PeerHeap, Places, Room
+from gpucoll.executors.peer.tables import CONTROL, MOST_RANKS, NO_PLACES, Multicast, PeerHeap, Places, Room
 from gpucoll.progress.operations import Pending
 from gpucoll.progress.waits import Progress
 from gpucoll.transport.control import exchange
@@ -49,7 +49,7 @@ class Handshake:
         self.memory: Any = None  # a `PeerMemory`, once this rank has one
         self.control = numpy.zeros((), CONTROL)  # written by a kernel that gives up; the host may write at any time
         self.room = Room(link.place.size)
-        self.on_one_gpu = False  # whether ranks, threads or processes, share a GPU: kernels of one wait for the other's
+        self.ranks_share_gpu = False  # of threads or processes: kernels of one rank wait for the other's
         self.moves_rows = False  # whether the ranks may use packets of 128 bytes
         self._switch_memory: MulticastMemory | None = None
         self.multicast: Multicast | None = None  # memory of all ranks at one address, if a switch can reduce there
@@ -68,7 +68,7 @@ class Handshake:
     @property
     def shares_context(self) -> bool:
         """Whether ranks that share a GPU are threads: then a blocking stream of one waits for kernels of another."""
-        return self.on_one_gpu and not self._between_processes
+        return self.ranks_share_gpu and not self._between_processes
 
     def meet(self) -> Iterator[Pending]:
         """Wait for every rank."""
@@ -98,7 +98,7 @@ class Handshake:
         proposed = yield from self._exchange([self._device.channels(self._place.size), *self._device.linked_gpu])
         self.room = Room(self._place.size, min(row[0] for row in proposed), staging=self._device.staging)
         # The emulated device has no GPU to share.
-        self.on_one_gpu = self._device.asynchronous and len({row[1] for row in proposed}) < self._place.size
+        self.ranks_share_gpu = self._device.asynchronous and len({row[1] for row in proposed}) < self._place.size
         if self._device.asynchronous:
             self._seat, is_free = place_of(self._place.rank, [row[1] for row in proposed])
             everybody = yield from self._exchange([is_free])
@@ -139,7 +139,7 @@ class Handshake:
                     f"data that ranks {lost[0][0]} and {lost[0][1]} exchange in each other's memory do not arrive, "
                     "although it opens; an IOMMU or ACS between their GPUs is the usual reason")
         # Ranks sharing a GPU have no common multicast memory.
-        if self.unavailable_reason is None and self._place.size > 1 and not self.on_one_gpu:
+        if self.unavailable_reason is None and self._place.size > 1 and not self.ranks_share_gpu:
             self.multicast = yield from self._switch()
         self._open = True
 
@@ -308,6 +308,6 @@ class SymmetricMemory:
         """Return the addresses of these bytes on all ranks, with a mark equal on all ranks for equal places."""
         slab, offset = self.heap.find(start, nbytes) or (0, 0)
         if slab not in self._starts:
-            return NOWHERE
+            return NO_PLACES
         number, starts = self._starts[slab]
         return Places(number << _OFFSETS | offset, [there + offset for there in starts])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpucoll.device.cuda import CudaDevice
 
 # Exchange words: return the words of every rank, in rank order.
-Exchange: TypeAlias = Callable[[Sequence[int]], Generator[Pending, None, list[list[int]]]]
+ExchangeNumbers: TypeAlias = Callable[[Sequence[int]], Generator[Pending, None, list[list[int]]]]
 NAME_BITS = 62  # of the name of an offer
 
 
@@ -46,7 +46,7 @@ class MulticastMemory:
         self._mapped: list[int] = []  # addresses
         self._bound = False
 
-    def join(self, exchange: Exchange) -> Generator[Pending, None, Multicast | None]:
+    def join(self, exchange: ExchangeNumbers) -> Generator[Pending, None, Multicast | None]:
         """Return the memory, or None if some rank cannot take part; a collective call.
 
         CUDA demands this order on all ranks together: all GPUs join the object before any memory is bound, and all
@@ -64,7 +64,7 @@ class MulticastMemory:
         own, group = self._mapped
         return Multicast(own, group)
 
-    def _together(self, exchange: Exchange, act: Callable[..., Sequence[int] | None],
+    def _together(self, exchange: ExchangeNumbers, act: Callable[..., Sequence[int] | None],
                   *arguments: Any) -> Generator[Pending, None, list[list[int]]]:
         """Do a step on all ranks and return the words of all ranks' results; raise Lacking if the step fails on some.
 
@@ -92,7 +92,7 @@ class MulticastMemory:
         if not self._call("cuDeviceGetAttribute", attribute, self._gpu()):
             raise OSError("the GPU has no multicast memory")
 
-    def _offered(self, exchange: Exchange) -> Generator[Pending, None, int]:
+    def _offered(self, exchange: ExchangeNumbers) -> Generator[Pending, None, int]:
         """Return this process's descriptor of the common object, made by rank 0; -1 if none came.
 
         All ranks connect before rank 0 waits for them: a rank in another container cannot connect.

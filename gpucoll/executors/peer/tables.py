@@ -22,14 +22,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy
 
 from gpucoll.device.launch import WORD, Arguments, opaque
-from gpucoll.plan import HALVES, Layouts, Message, Plan, Ragged, Reduction, Span
-from gpucoll.plan import Step as Planned
+from gpucoll.plan import HALVES, Layouts, Message, Plan, PlanStep, Ragged, Reduction, Span
 from gpucoll.verify.symbolic import ScheduleError
 
 # Constants and structs of the kernels: peer.h, peer_packets.cu, peer_ll128.cu, peer_shots.cu, peer_multimem.cu,
 # peer_steps.cu.
 MOST_RANKS = 16
-BUFFERS = ("input", "output", "scratch", "staging")  # of the step kernel
+STEP_BUFFERS = ("input", "output", "scratch", "staging")  # of the step kernel
 PROGRESS_BYTES = 128  # bytes of a progress record of two blocks, so that no two records share a cache line
 TILE_BYTES = 32 * 16  # data of the packets lying together (TILE in peer_packets.cu)
 # A group of the kernel `ll128` (peer_ll128.cu): two packets of 128 bytes carry 15 words, moved by a row of 8 threads.
@@ -47,15 +46,15 @@ PACKETS = numpy.dtype([("heap", HEAP), *_ENDS, ("nan_bytes", "u8")], align=True)
 SHOTS = numpy.dtype([("heap", HEAP), *_ENDS, ("nan_bytes", "u8"), ("source_mark", "u8"), ("result_mark", "u8"),
                      ("sources", "u8", MOST_RANKS), ("results", "u8", MOST_RANKS), ("staged", "u8"),
                      ("multicast", "u8")], align=True)
-STEPS = numpy.dtype([("heap", HEAP), ("buffers", "u8", len(BUFFERS)), ("region", "u8"), *(
+STEPS = numpy.dtype([("heap", HEAP), ("buffers", "u8", len(STEP_BUFFERS)), ("region", "u8"), *(
     (name, "u8") for name in ("nan_bytes", "rounds", "lanes", "parts", "writes", "round_count", "movers"))], align=True)
 PART = numpy.dtype([("start", "u8"), ("count", "u8"), ("buffer", "u4"), ("combine", "u4")])
 LANE = numpy.dtype([("peer", "u4"), ("receives", "u4"), ("first", "u4"), ("parts", "u4")])
 WRITE = numpy.dtype([("first", "u4"), ("operands", "u4")])
 ROUND = numpy.dtype([("first_lane", "u4"), ("lanes", "u4"), ("first_write", "u4"), ("before", "u4"), ("after", "u4")])
 
-WAITS = {1: "meeting", 2: "packet", 3: "piece"}  # the object of the failed wait, by the field `where` of CONTROL
-Table: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.void]]"
+WAIT_NAMES = {1: "meeting", 2: "packet", 3: "piece"}  # the object of the failed wait, by the field `where` of CONTROL
+StructTable: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.void]]"
 
 class Room(NamedTuple):
     """The capacities of a slab, the same on every rank.
@@ -112,7 +111,7 @@ class Places(NamedTuple):
     addresses: Sequence[int] = ()
 
 
-NOWHERE = Places(0)
+NO_PLACES = Places(0)
 
 
 class Multicast(NamedTuple):
@@ -146,7 +145,7 @@ class PeerHeap:
         """
         return self._arguments(PACKETS, src=src, dst=dst, count=count, nan_bytes=nan_bytes)
 
-    def shots(self, src: int, dst: int, count: int, sources: Places = NOWHERE, results: Places = NOWHERE,
+    def shots(self, src: int, dst: int, count: int, sources: Places = NO_PLACES, results: Places = NO_PLACES,
               nan_bytes: int = 0, multicast: Multicast | None = None) -> Arguments:
         """Return the arguments of an all-reduce by `fold_all`, `fold_share` or, with `multicast`, `multimem_share`.
 
@@ -193,7 +192,7 @@ class Lane(NamedTuple):
     parts: tuple[tuple[Span, bool], ...]
 
 
-class Step(NamedTuple):
+class LaneStep(NamedTuple):
     """A round: writes, then lanes side by side, then writes. A write is a destination and its operands."""
 
     before: tuple[tuple[Span, ...], ...]
@@ -204,7 +203,7 @@ class Step(NamedTuple):
 class Program(NamedTuple):
     """The steps of a rank, and the number of elements of staging for each block."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[LaneStep, ...]
     region: int
 
 
@@ -230,7 +229,7 @@ def everyone(plan: Plan, size: int, channels: int, itemsize: int, *, empty: bool
     return [program(one, layouts, channels, itemsize, empty=empty) for one in plans]
 
 
-def tables(steps: tuple[Step, ...]) -> dict[str, Table]:
+def tables(steps: tuple[LaneStep, ...]) -> dict[str, StructTable]:
     parts: list[tuple[int, int, int, bool]] = []
     lanes: list[tuple[int, bool, int, int]] = []
     writes, rounds = list[tuple[int, int]](), []
@@ -247,16 +246,16 @@ def tables(steps: tuple[Step, ...]) -> dict[str, Table]:
 
 
 def _row(span: Span, combined: bool) -> tuple[int, int, int, bool]:
-    return span.start, span.stop - span.start, BUFFERS.index(span.buffer), combined
+    return span.start, span.stop - span.start, STEP_BUFFERS.index(span.buffer), combined
 
 
 class _Stepper:
     """The translation of one planned round to a step; `region` is the number of elements of staging in use."""
 
-    def __init__(self, planned: Sequence[Planned], layouts: Layouts, channels: int, itemsize: int, empty: bool) -> None:
+    def __init__(self, steps: Sequence[PlanStep], layouts: Layouts, channels: int, itemsize: int, empty: bool) -> None:
         self._layouts, self._channels, self._per_word, self._empty = layouts, channels, WORD // itemsize, empty
-        self._messages = [step for step in planned if isinstance(step, Message)]
-        self._forms = [step for step in planned if isinstance(step, Reduction)]
+        self._messages = [step for step in steps if isinstance(step, Message)]
+        self._forms = [step for step in steps if isinstance(step, Reduction)]
         self._places: dict[int, int] = {}
         self.region = 0
         came = {message.span for message in self._messages if not message.sends}
@@ -267,13 +266,13 @@ class _Stepper:
                        and form.sources[0] == form.dst and form.sources[1] in came and sent.isdisjoint(form.after)
                        and not any(_overlap(form.dst, span) for span in came)}
 
-    def step(self) -> Step:
+    def step(self) -> LaneStep:
         met = {message.number for message in self._messages}
         first = [form for form in self._forms if form.dst.buffer in HALVES and form.after.isdisjoint(met)]
         before = [write for form in first for write in self._write(form)]
         after = [write for form in self._forms if form not in first and form.sources[-1] not in self._fused
                  for write in self._write(form)]
-        return Step(tuple(before), (*self._lanes(receives=False), *self._lanes(receives=True)), tuple(after))
+        return LaneStep(tuple(before), (*self._lanes(receives=False), *self._lanes(receives=True)), tuple(after))
 
     def _lanes(self, *, receives: bool) -> Iterator[Lane]:
         there = [message for message in self._messages if message.sends != receives]

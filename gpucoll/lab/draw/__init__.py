@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from gpucoll.errors import ArgumentError
 from gpucoll.internal import find, schedules
-from gpucoll.lab.draw.graph_still import MOST_ROUNDS, rounds_on_graph
+from gpucoll.lab.draw.graph_still import MOST_DRAWN_ROUNDS, rounds_on_graph
 from gpucoll.lab.draw.graph_view import graph_view
 from gpucoll.lab.draw.page import page
 from gpucoll.lab.draw.placement import GraphLayout, layout
@@ -24,8 +24,8 @@ from gpucoll.lab.graphs.link_graph import LinkGraph
 
 __all__ = ["draw", "view"]
 
-MOST_RANKS, MOST_CHUNKS, MOST_MESSAGES = 64, 256, 20_000
-MOST_ON_GRAPH = 8192  # chunks on a graph: beyond MOST_CHUNKS the page shows no chunks
+MOST_DRAWN_RANKS, MOST_DRAWN_CHUNKS, MOST_DRAWN_MESSAGES = 64, 256, 20_000
+MOST_ON_GRAPH = 8192  # chunks on a graph: beyond MOST_DRAWN_CHUNKS the page shows no chunks
 MOST_CELLS = {"html": 8_000_000, "svg": 100_000}  # states of chunks
 
 
@@ -43,7 +43,7 @@ def draw(algorithm: str, collective: str = "all_reduce", *, size: int = 8, root:
         raise ArgumentError(f"a drawing is an .html page or an .svg picture, not {form!r}", code="GC-DRAW")
     drawn = view(algorithm, collective, size=size, root=root, segments=segments, graph=graph)
     if form == "svg" and drawn.graph is not None:
-        _check("rounds", drawn.rounds, MOST_ROUNDS)
+        _check("rounds", drawn.rounds, MOST_DRAWN_ROUNDS)
         return rounds_on_graph(drawn.title, drawn.graph)
     _check(f"states of chunks in an .{form}", len(drawn.changes) * size * (drawn.scratch + drawn.outputs),
            MOST_CELLS[form])
@@ -55,14 +55,14 @@ def view(algorithm: str, collective: str, *, size: int, root: int = 0, segments:
     """Return the recording of a schedule with the layout of the ranks; raise as `draw`."""
     if graph is not None and graph.ranks != size:
         raise ArgumentError(f"graph {graph.name} has {graph.ranks} ranks, not {size}", code="GC-TOPOLOGY")
-    most = MOST_CHUNKS if graph is None else MOST_ON_GRAPH
-    _check("ranks", size, MOST_RANKS)
+    most = MOST_DRAWN_CHUNKS if graph is None else MOST_ON_GRAPH
+    _check("ranks", size, MOST_DRAWN_RANKS)
     claim = find(collective, algorithm).claim(size, root, segments, None)
     _check("chunks", claim.chunks, most)
     everyone = schedules(collective, algorithm, size=size, root=root, segments=segments)
     drawn = record(collective, everyone, chunks=claim.chunks, root=root)
     _check("chunks of scratch", drawn.scratch, most)
-    _check("messages", len(drawn.messages), MOST_MESSAGES)
+    _check("messages", len(drawn.messages), MOST_DRAWN_MESSAGES)
     if graph is not None:
         on = graph_view((message[:4] for message in drawn.messages), drawn.rounds, graph)
         places = GraphLayout("links", on.places.places[:size], on.places.radius)

@@ -17,11 +17,11 @@ from gpucoll.lab.draw.placement import Point, Points, fitted
 from gpucoll.lab.graphs.link_graph import LinkGraph
 
 SMALLER = 0.85  # of the largest discs, so that rings of progress around them do not touch
-LONGEST = 2.2  # length of the narrowest link, in lengths of the widest
+LONGEST_LINK = 2.2  # length of the narrowest link, in lengths of the widest
 BENDS = (0.0, 0.1, -0.1, 0.2, -0.2, 0.32, -0.32, 0.45, -0.45)  # of a line, in its length: the first free bend is taken
 THIN, THICK = 1.2, 3.6  # width of a line: of no bandwidth, and added for the largest
-PARTS = (0.38, 0.3, 0.46, 0.22, 0.55, 0.7)  # of the way of a link: where a number may stand
-LABEL = (30.0, 16.0)  # room of a number
+LABEL_POSITIONS = (0.38, 0.3, 0.46, 0.22, 0.55, 0.7)  # of the way of a link: where a number may stand
+LABEL_ROOM = (30.0, 16.0)  # room of a number
 CLEARANCE = 7.0  # between a line and the disc of a node that is not an end
 
 
@@ -70,12 +70,12 @@ class GraphPlaces(NamedTuple):
         taken += [(x, y + self.radius + 6, 45.0, 14.0) for x, y in self.places[self.graph.ranks:]]
         found = list[Point | None]()
         for lane in self.lanes:
-            free = (spot for spot in (lane.at(part, 10.0) for part in PARTS)
+            free = (spot for spot in (lane.at(part, 10.0) for part in LABEL_POSITIONS)
                     if all(abs(spot[0] - x) > wide or abs(spot[1] - y) > high for x, y, wide, high in taken))
             place = next(free, None)
             found.append(place)
             if place is not None:
-                taken.append((*place, *LABEL))
+                taken.append((*place, *LABEL_ROOM))
         return found
 
 
@@ -101,7 +101,7 @@ def _by_paths(graph: LinkGraph) -> Points:
     most, drawn = max(float(edge.GBps) for edge in graph.edges.values()), networkx.Graph()
     drawn.add_nodes_from(range(graph.size))
     for (src, dst), edge in graph.edges.items():
-        drawn.add_edge(src, dst, weight=min(LONGEST, 1 + math.log2(most / float(edge.GBps)) / 2))
+        drawn.add_edge(src, dst, weight=min(LONGEST_LINK, 1 + math.log2(most / float(edge.GBps)) / 2))
     spots = networkx.kamada_kawai_layout(drawn)
     turned = _turned(numpy.array([spots[node] for node in range(graph.size)]))
     return {node: (float(x), float(y)) for node, (x, y) in enumerate(turned)}

@@ -11,13 +11,13 @@ from gpucoll.lab.draw.placement import SIDE
 from gpucoll.lab.draw.still import number, picture, rank_colour, rect, words
 from gpucoll.lab.graphs.link_graph import LinkGraph
 
-MOST_ROUNDS = 48  # of one picture
-COLUMNS, TOP, EDGE = 4, 76.0, 16.0
+MOST_DRAWN_ROUNDS = 48  # of one picture
+GRID_COLUMNS, TOP, EDGE = 4, 76.0, 16.0
 
 
 def rounds_on_graph(title: str, view: GraphView) -> str:
     """Return the picture of all rounds, each with the links in use."""
-    columns, side, (top, bottom) = min(COLUMNS, max(1, len(view.loads))), SIDE / 2, view.places.span
+    columns, side, (top, bottom) = min(GRID_COLUMNS, max(1, len(view.loads))), SIDE / 2, view.places.span
     high = (bottom - top) / 2 + 2 * EDGE
     shapes = []
     for turn, loads in enumerate(view.loads):

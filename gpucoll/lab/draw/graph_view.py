@@ -10,7 +10,7 @@ from gpucoll.lab.draw.graph_places import GraphPlaces, placed
 from gpucoll.lab.graphs.graph_routes import GraphRoutes
 from gpucoll.lab.graphs.link_graph import LinkGraph
 
-SHOWN = 3  # digits of a load: messages with several equal ways have fractions of chunks on a link
+DIGITS = 3  # digits of a load: messages with several equal ways have fractions of chunks on a link
 
 
 class GraphView(NamedTuple):
@@ -52,7 +52,7 @@ def graph_view(messages: Iterable[tuple[int, int, int, int]], rounds: int, graph
             loads[turn - 1][lane] += chunks * share
     places = placed(graph)
     longest = max((load / places.lanes[lane].GBps for one in loads for lane, load in one.items()), default=1.0)
-    return GraphView(places, tuple({lane: round(load, SHOWN) for lane, load in sorted(one.items())} for one in loads),
+    return GraphView(places, tuple({lane: round(load, DIGITS) for lane, load in sorted(one.items())} for one in loads),
                      longest)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from gpucoll.lab.document import asset, page_file, palettes, script_data
 from gpucoll.lab.draw.graph_view import legend
 from gpucoll.lab.draw.placement import SIDE
-from gpucoll.lab.draw.record import Change, View
-from gpucoll.lab.draw.still import DARK, LIGHT, ON_RANK, key, number, path, rank_colour, ranks, rect
+from gpucoll.lab.draw.record import ChunkChanges, View
+from gpucoll.lab.draw.still import DRAWN_DARK, DRAWN_LIGHT, ON_RANK, key, number, path, rank_colour, ranks, rect
 
 MOST_CELLS = 256  # chunks of a rank that a reader can tell apart; beyond, the page shows none
-LANES = 1000.0  # width of a lane in SVG units; the page stretches lanes to the window
+LANE_WIDTH = 1000.0  # width of a lane in SVG units; the page stretches lanes to the window
 
 
 def page(view: View) -> str:
@@ -25,7 +25,7 @@ def page(view: View) -> str:
              "data": script_data(_data(view))}
     for name, text in texts.items():
         body = body.replace(f"{{{{{name}}}}}", text)
-    style = palettes(LIGHT, DARK) + ranks(view.size) + f".disc{{fill:{ON_RANK}}}\n"
+    style = palettes(DRAWN_LIGHT, DRAWN_DARK) + ranks(view.size) + f".disc{{fill:{ON_RANK}}}\n"
     return page_file(view.title, style + asset(__package__, "page.css"), body,
                      asset(__package__, "page.js") + asset(__package__, "graph.js"))
 
@@ -64,19 +64,19 @@ def _lane(view: View, rank: int, height: float) -> Iterator[str]:
     """Yield the lane of a rank: rounds with sends in the upper half, rounds with receives, lighter, in the lower."""
     top, rounds, space = rank * height, view.rounds, min(3.0, height / 5)
     half = (height - space) / 2
-    yield rect(0, top, LANES, height - space, "cell")
+    yield rect(0, top, LANE_WIDTH, height - space, "cell")
     yield _spans(view.sends[rank], rounds, top, half, f"r{rank}")
     yield _spans(view.receives[rank], rounds, top + half, half, f"r{rank} light")
 
 
 def _spans(turns: Collection[int], rounds: int, top: float, height: float, kind: str) -> str:
-    across = LANES / (rounds or 1)
+    across = LANE_WIDTH / (rounds or 1)
     return path("".join(f"M{number((turn - 1) * across)} {number(top)}h{number(_wide(across))}v{number(height)}"
                         f"h-{number(_wide(across))}Z" for turn in sorted(turns)), kind)
 
 
 def _bars(values: Sequence[float], rounds: int, kind: str) -> Iterator[str]:
-    across, most = LANES / (rounds or 1), max(values, default=0)
+    across, most = LANE_WIDTH / (rounds or 1), max(values, default=0)
     for turn, value in enumerate(values):
         if value:
             yield rect(turn * across, 24 - 24 * value / most, _wide(across), 24 * value / most, kind)
@@ -88,7 +88,7 @@ def _wide(across: float) -> float:
 
 
 def _stretched(height: float, shapes: Iterator[str]) -> str:
-    return (f'<svg viewBox="0 0 {number(LANES)} {number(height)}" height="{number(height)}" '
+    return (f'<svg viewBox="0 0 {number(LANE_WIDTH)} {number(height)}" height="{number(height)}" '
             f'preserveAspectRatio="none" aria-hidden="true">{"".join(shapes)}</svg>')
 
 
@@ -111,7 +111,7 @@ def _data(view: View) -> dict[str, Any]:
     }
 
 
-def _runs(changed: Change) -> list[list[Any]]:
+def _runs(changed: ChunkChanges) -> list[list[Any]]:
     """Return the changed cells as runs: rank, 1 for output and 0 for scratch, first chunk, contents."""
     runs: list[list[Any]] = []
     for (rank, buffer, chunk), content in sorted(changed.items()):

@@ -11,7 +11,7 @@ from gpucoll.internal import factors, group, in_order_tree, members_of
 
 Point: TypeAlias = tuple[float, float]
 Points: TypeAlias = Mapping[int, Point]
-Links: TypeAlias = dict[int, set[int]]
+Neighbours: TypeAlias = dict[int, set[int]]
 Groups: TypeAlias = Sequence[Sequence[int]]
 
 SIDE = 640.0  # side of the square of the drawing
@@ -52,7 +52,7 @@ def layout(kind: str, size: int, pairs: Iterable[tuple[int, int]], root: int = 0
         # Draw the first of the algorithm's two trees: ranks in order from left to right, at their depth in this tree.
         return fitted("levels", {(place + root) % size: (float(place), float(in_order_tree(place, size).depth))
                                 for place in range(size)})
-    links: Links = {rank: set() for rank in range(size)}
+    links: Neighbours = {rank: set() for rank in range(size)}
     for one, other in pairs:
         links[one].add(other)
         links[other].add(one)
@@ -82,7 +82,7 @@ def _clusters(groups: Groups) -> dict[int, Point]:
     return places
 
 
-def _tree(links: Links, root: int) -> dict[int, Point]:
+def _tree(links: Neighbours, root: int) -> dict[int, Point]:
     """Return positions by depth: leaves side by side, a parent above the middle of the children."""
     places: dict[int, Point] = {}
     leaves = 0

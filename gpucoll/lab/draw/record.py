@@ -15,12 +15,12 @@ from gpucoll.internal import collective as collective_row
 from gpucoll.lab.draw.graph_view import GraphView
 from gpucoll.lab.draw.placement import GraphLayout
 
-NOBODY = -1  # in place of a content: an empty chunk, or a chunk of output without a promised value
+NO_CONTENT = -1  # in place of a content: an empty chunk, or a chunk of output without a promised value
 
-Change: TypeAlias = dict[tuple[int, str, int], int]  # from rank, buffer and chunk to the new content's number
+ChunkChanges: TypeAlias = dict[tuple[int, str, int], int]  # from rank, buffer and chunk to the new content's number
 
 
-class Content(NamedTuple):
+class ChunkContent(NamedTuple):
     """The value of a chunk: chunk `chunk` of the inputs, combined from `ranks`."""
 
     chunk: int
@@ -47,8 +47,8 @@ class View(NamedTuple):
     size: int
     chunks: int
     messages: tuple[RecordedMessage, ...]
-    changes: tuple[Change, ...]  # by round: the chunks written; entry 0 is before the first round
-    contents: tuple[Content, ...]
+    changes: tuple[ChunkChanges, ...]  # by round: the chunks written; entry 0 is before the first round
+    contents: tuple[ChunkContent, ...]
     wanted: tuple[tuple[int, ...], ...]  # by rank: the promised content of each chunk of output
     rounds: int
     scratch: int  # chunks of scratch written, of the rank with the most
@@ -108,8 +108,8 @@ class _Recorder(SymbolicMemory):
     def __init__(self, row: Collective, size: int, root: int, chunks: int) -> None:
         super().__init__(row, size, root, chunks)
         self.messages: list[RecordedMessage] = []
-        self.changes: dict[int, Change] = defaultdict(dict)
-        self.numbers: dict[Content, int] = {}
+        self.changes: dict[int, ChunkChanges] = defaultdict(dict)
+        self.numbers: dict[ChunkContent, int] = {}
         if self.ranks[0].is_barrier:  # before the first round a rank knows only its own arrival
             self.changes[0] = {(rank, "output", 0): self._number_at(rank, "output", 0) for rank in range(size)}
 
@@ -131,7 +131,7 @@ class _Recorder(SymbolicMemory):
 
     def number(self, content: tuple[int, int]) -> int:
         ranks = tuple(rank for rank, count in enumerate(contributions(content, len(self.ranks))) if count)
-        return self.numbers.setdefault(Content(content[0], ranks), len(self.numbers))
+        return self.numbers.setdefault(ChunkContent(content[0], ranks), len(self.numbers))
 
     def wanted(self, rank: int) -> tuple[int, ...]:
-        return tuple(self.number(content) if content[1] else NOBODY for content in self.ranks[rank].wanted())
+        return tuple(self.number(content) if content[1] else NO_CONTENT for content in self.ranks[rank].wanted())

@@ -9,18 +9,16 @@ import math
 from collections.abc import Iterable, Iterator
 from html import escape
 
-from gpucoll.lab.document import DARK as PAGE_DARK
-from gpucoll.lab.document import FONT
-from gpucoll.lab.document import LIGHT as PAGE_LIGHT
-from gpucoll.lab.draw.record import NOBODY, RecordedMessage, View
+from gpucoll.lab.document import DARK, FONT, LIGHT
+from gpucoll.lab.draw.record import NO_CONTENT, RecordedMessage, View
 
-LIGHT = {**PAGE_LIGHT, "cell": "#e9edf1", "done": "#27323e", "idle": "#c02f1d"}
-DARK = {**PAGE_DARK, "cell": "#262e37", "done": "#e3e9ef", "idle": "#ff8b7a"}
+DRAWN_LIGHT = {**LIGHT, "cell": "#e9edf1", "done": "#27323e", "idle": "#c02f1d"}
+DRAWN_DARK = {**DARK, "cell": "#262e37", "done": "#e3e9ef", "idle": "#ff8b7a"}
 
 CHROMA = 0.13
 LIGHTNESS = (0.77, 0.68)  # alternating, so that neighbours differ for readers with colour blindness, too
 ON_RANK = "#12161b"  # text on a rank's colour, in light and in dark
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 24.0, 140.0, 12.0
+LEFT_MARGIN, RIGHT_MARGIN, TOP_MARGIN, BOTTOM_MARGIN = 64.0, 24.0, 140.0, 12.0
 
 
 def rank_colour(rank: int, size: int) -> str:
@@ -85,7 +83,7 @@ def picture(title: str, width: float, height: float, style: str, shapes: Iterabl
     # Light colours come first, for programs without media queries; readers preferring dark get dark.
     light, dark = ("".join(f".{role}{{fill:{colour}}}.s-{role}{{fill:none;stroke:{colour}}}"
                            for role, colour in palette.items()) + f".halo{{stroke:{palette['paper']}}}"
-                   for palette in (LIGHT, DARK))
+                   for palette in (DRAWN_LIGHT, DRAWN_DARK))
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
             f'viewBox="0 0 {width:g} {height:g}" role="img" font-family="{FONT}"><title>{escape(title)}</title>'
             f"<style>{light}.disc{{fill:{ON_RANK}}}{style}\n@media (prefers-color-scheme:dark){{{dark}}}</style>"
@@ -120,10 +118,10 @@ class Still:
         names = list[str]()
         for rank in range(self.view.size):
             middle = self._y(rank) + self.height / 2
-            names += [f'<circle cx="{number(LEFT - 26)}" cy="{number(middle)}" r="11" class="r{rank}"/>',
-                      words(LEFT - 26, middle + 4.5, rank, "disc", anchor="middle")]
-        width = max(self._x(self.view.rounds) + self.cells * self.cell + RIGHT, 560)
-        height = TOP + self.view.size * self.lane + BOTTOM
+            names += [f'<circle cx="{number(LEFT_MARGIN - 26)}" cy="{number(middle)}" r="11" class="r{rank}"/>',
+                      words(LEFT_MARGIN - 26, middle + 4.5, rank, "disc", anchor="middle")]
+        width = max(self._x(self.view.rounds) + self.cells * self.cell + RIGHT_MARGIN, 560)
+        height = TOP_MARGIN + self.view.size * self.lane + BOTTOM_MARGIN
         body = [*names, *self._columns(), *map(self._arrow, self.view.messages), *self._rounds()]
         style = f"{ranks(self.view.size)}path{{stroke-width:1.6}}"
         title, *details = self.view.title.split(" · ")
@@ -135,10 +133,10 @@ class Still:
         return picture(self.view.title, width, height, style, shapes)
 
     def _x(self, frame: int) -> float:
-        return LEFT + frame * (self.cells * self.cell + self.gap)
+        return LEFT_MARGIN + frame * (self.cells * self.cell + self.gap)
 
     def _y(self, rank: int) -> float:
-        return TOP + rank * self.lane
+        return TOP_MARGIN + rank * self.lane
 
     def _columns(self) -> Iterator[str]:
         held: dict[tuple[int, str, int], int] = {}
@@ -159,7 +157,7 @@ class Still:
         view, wanted = self.view, 1
         if buffer == "scratch":
             wanted = view.size if view.row.reduces else 1
-        elif view.wanted[rank][chunk] != NOBODY:
+        elif view.wanted[rank][chunk] != NO_CONTENT:
             wanted = len(view.contents[view.wanted[rank][chunk]].ranks)
         ranks = () if content is None else view.contents[content].ranks
         name = f"{buffer[0]}{'.'.join(map(str, ranks))}-{wanted}"
@@ -188,7 +186,7 @@ class Still:
         for turn, load in enumerate(self.view.busiest):
             middle = self._x(turn + 1) - self.gap / 2
             idle = round(self.view.idle[turn] * self.view.size)
-            yield words(middle, TOP - 42, turn + 1, "muted", anchor="middle")
-            yield rect(middle - 20, TOP - 34, 40, 4, "cell", 2)
-            yield rect(middle - 20, TOP - 34, 40 * load / most if most else 0, 4, "ink", 2)
-            yield words(middle, TOP - 16, f"{idle} idle", "idle" if idle else "axis", size=11, anchor="middle")
+            yield words(middle, TOP_MARGIN - 42, turn + 1, "muted", anchor="middle")
+            yield rect(middle - 20, TOP_MARGIN - 34, 40, 4, "cell", 2)
+            yield rect(middle - 20, TOP_MARGIN - 34, 40 * load / most if most else 0, 4, "ink", 2)
+            yield words(middle, TOP_MARGIN - 16, f"{idle} idle", "idle" if idle else "axis", size=11, anchor="middle")

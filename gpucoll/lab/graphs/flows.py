@@ -19,7 +19,7 @@ from gpucoll.internal import Round, Schedule, ends, replayed_seconds
 from gpucoll.lab.graphs.graph_routes import GraphRoutes, Way
 from gpucoll.lab.graphs.link_graph import LinkGraph
 
-MOST_RANKS = 32  # beyond, waves serve
+MOST_FLOW_RANKS = 32  # beyond, waves serve
 EMPTY = 1e-6  # bytes left of a flow that has ended, after rounding
 
 
@@ -109,7 +109,7 @@ class FlowReplay:
 
 def serves(graph: LinkGraph) -> bool:
     """Return whether messages on a graph are flows."""
-    return graph.sharing is not None and graph.ranks <= MOST_RANKS
+    return graph.sharing is not None and graph.ranks <= MOST_FLOW_RANKS
 
 
 def seconds(graph: LinkGraph, schedules: Sequence[Schedule], chunk: float) -> list[float]:

@@ -122,7 +122,7 @@ def is_graph(content: bytes) -> bool:
 
 
 KEYS = ("kind", "name", "about", "ranks", "switches", "multicast", "sharing", "links")
-CHECKS: dict[str, toml.Check] = {
+GRAPH_CHECKS: dict[str, toml.Check] = {
     **dict.fromkeys(("name", "about"), toml.text), **dict.fromkeys(("ranks", "switches"), toml.list_of(toml.name)),
     "multicast": toml.flag, "sharing": functools.partial(toml.number, most=1)}
 
@@ -150,7 +150,7 @@ def graph_of(stem: str, table: dict[str, Any]) -> LinkGraph:
     file = toml.TomlFile(f"graph {stem}", CODE)
     if table.get("kind") != "graph":
         raise file.error(f'kind is {table.get("kind")!r}, not "graph"')
-    file.check({key: table.get(key) for key in CHECKS}, CHECKS)
+    file.check({key: table.get(key) for key in GRAPH_CHECKS}, GRAPH_CHECKS)
     ranks = table.get("ranks", [])
     names = (*ranks, *table.get("switches", ()))
     double = next((name for name, count in collections.Counter(names).items() if count > 1), None)

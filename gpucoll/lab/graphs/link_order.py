@@ -14,7 +14,7 @@ import random
 
 import numpy
 
-from gpucoll.internal import Message, Transfers, backwards
+from gpucoll.internal import PieceMessage, Transfers, backwards
 from gpucoll.lab.graphs.link_graph import LinkGraph
 
 MOST_MESSAGES = 1 << 16  # of a schedule: every message stands in the file
@@ -64,7 +64,7 @@ class _Gather:
         self._lengths = sorted(length for length in lengths if is_short or length >= max(self._seconds.values()))
         self._has = numpy.arange(graph.ranks)[:, None] == numpy.arange(pieces) // cut
 
-    def rounds(self) -> tuple[list[list[Message]], float]:
+    def rounds(self) -> tuple[list[list[PieceMessage]], float]:
         """Return the messages of each round, and the seconds of all rounds."""
         rounds, total = [], 0.0
         while not self._has.all():
@@ -76,7 +76,7 @@ class _Gather:
             rounds.append(came)
         return rounds, total
 
-    def _came(self, length: float) -> list[Message]:
+    def _came(self, length: float) -> list[PieceMessage]:
         """Return the messages of a round; none if all new pieces are on links without room in a short round."""
         return [message for rank in range(len(self._has)) for message in self._matched(rank, length)]
 
@@ -87,7 +87,7 @@ class _Gather:
         return max(self._lengths, key=lambda length: min(
             len(self._matched(rank, length)) for rank in latest) / (self._latency + length))
 
-    def _matched(self, rank: int, length: float) -> list[Message]:
+    def _matched(self, rank: int, length: float) -> list[PieceMessage]:
         """Return the messages to a rank in a round: the largest matching of missing pieces with the rank's links."""
         room = {src: int(length / self._seconds[src, rank] + 1e-9) for src in self._into[rank]}
         missing = numpy.flatnonzero(~self._has[rank])

@@ -112,7 +112,7 @@ NETWORKS: dict[str, tuple[Callable[[list[int], float, float], _Made], int, int]]
     "dragonfly": (_dragonfly, 3, 3),
 }
 SIDES = re.compile(r"(\w+)(?:\((\d{1,5}(?:x\d{1,5})*)((?:, *(?:GBps|us)=[\d.]{1,12})*)\))?")
-MOST_RANKS = 1024
+MOST_NAMED_RANKS = 1024
 
 
 def is_named(name: str) -> bool:
@@ -175,8 +175,8 @@ def _network(name: str, sides: list[int], options: str) -> _Made:
         link |= {key: float(value) for key, value in re.findall(r"(\w+)=([\d.]+)", options)}
     except ValueError:
         raise ArgumentError(f"{name}: a number in {options.strip(', ')!r} is malformed", code=CODE) from None
-    if not least <= len(sides) <= most or min(sides) < 1 or not 2 <= math.prod(sides[:3]) <= MOST_RANKS:
+    if not least <= len(sides) <= most or min(sides) < 1 or not 2 <= math.prod(sides[:3]) <= MOST_NAMED_RANKS:
         number = f"{least}" if least == most else f"{least} to {most}"
-        raise ArgumentError(f"{name} takes {number} sides, and {MOST_RANKS} ranks at most, as in "
+        raise ArgumentError(f"{name} takes {number} sides, and {MOST_NAMED_RANKS} ranks at most, as in "
                             f"{name}({'x'.join(['4'] * least)})", code=CODE)
     return make(sides, link["GBps"], link["us"])

@@ -24,11 +24,11 @@ from gpucoll.lab.graphs.switches import Capacities, Demand, without_switches
 from gpucoll.lab.graphs.symmetry import Symmetric, rotations
 from gpucoll.lab.graphs.tree_packing import forests, pack
 
-CODE = "GC-SYNTHESIS"
+NO_TREES = "GC-SYNTHESIS"
 MOST_TREES = 32        # of a root: bandwidths without a large common divisor are rounded down
 ENOUGH = Fraction(99, 100)  # a rounded rate of this share of the best ends the search for more trees
 MOST_EDGES = 1 << 19   # of all trees together: beyond, fewer trees are looked for
-MOST_MESSAGES = 1 << 17  # of a schedule: bounds the pipelining, and so the time of proof and simulation
+MOST_TREE_MESSAGES = 1 << 17  # of a schedule: bounds the pipelining, and so the time of proof and simulation
 SCHEDULES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 
 
@@ -58,7 +58,7 @@ def trees_for(graph: LinkGraph, name: str, root: int = 0, most: int = MOST_TREES
     collective(name)
     deadline = time.monotonic() + seconds
     if name not in SCHEDULES:
-        raise ArgumentError(f"no algorithm is synthesised for {name}, only for {', '.join(SCHEDULES)}", code=CODE)
+        raise ArgumentError(f"no algorithm is synthesised for {name}, only for {', '.join(SCHEDULES)}", code=NO_TREES)
     if name in ("broadcast", "reduce"):
         trees, rate, _ = _packed(graph.reversed() if name == "reduce" else graph, (root,), most, deadline)
         return Found(trees, rate, name, False)
@@ -80,7 +80,7 @@ def _both_ways(graph: LinkGraph) -> LinkGraph:
              for key, edge in graph.edges.items() if (key[1], key[0]) in graph.edges}
     made = graph._replace(edges=edges)
     if min(made.hops(0)) < 0:
-        raise ArgumentError(f"graph {graph.name}: an all-reduce by trees needs links in both directions", code=CODE)
+        raise ArgumentError(f"graph {graph.name}: an all-reduce by trees needs links in both directions", code=NO_TREES)
     return made
 
 
@@ -100,7 +100,7 @@ def _packed(graph: LinkGraph, roots: tuple[int, ...], most: int,
         if served.is_served(direct):
             return pack(direct, served), reached, ()
     raise ArgumentError(f"graph {graph.name}: its switches have different bandwidths in and out, and no trees were "
-                        "found through them", code=CODE)
+                        "found through them", code=NO_TREES)
 
 
 def _turned(symmetric: Symmetric, rate: Fraction, most: int) -> tuple[list[SpanningTree], Fraction]:
@@ -206,4 +206,4 @@ def _segments(graph: LinkGraph, plain: Forest, found: Found, nbytes: int) -> int
     best = math.sqrt(max(0, rounds - 1) * seconds / latency) if latency else math.inf
     messages = sum(len(tree.edges) for tree in found.trees) * (2 if rounds > plain.height else 1)
     smallest = max(1, nbytes // (plain.chunks * 64))  # a chunk of fewer than 64 bytes gains nothing
-    return max(1, min(round(best) if best < smallest else smallest, MOST_MESSAGES // messages))
+    return max(1, min(round(best) if best < smallest else smallest, MOST_TREE_MESSAGES // messages))
