@@ -32,7 +32,7 @@ from gpucoll.executors.engine.plans import shown
 T = TypeVar("T")
 MOST_EXCHANGES = 64  # of lengths that have changed, before they are taken from an earlier call again
 # Calls with counts given by the caller, by their names in the engine's table.
-COUNTED_V = {f"{name} {COUNTS}": name for name in ("all_gather_v", "gather_v", "reduce_scatter_v")}
+GIVEN_V = {f"{name} {COUNTS}": name for name in ("all_gather_v", "gather_v", "reduce_scatter_v")}
 Counts = tuple[int, ...]
 
 
@@ -102,7 +102,7 @@ class VectorVariants:
 
     def __init__(self, core: Core) -> None:
         self._core, self._lengths = core, LengthCache()
-        core.calls.others = dict.fromkeys(("all_gather_v", "gather_v", "scatter_v", "all_to_all_v", *COUNTED_V), self._do)
+        core.calls.others = dict.fromkeys(("all_gather_v", "gather_v", "scatter_v", "all_to_all_v", *GIVEN_V), self._do)
 
     def known(self, name: str, root: Any, algorithm: Any, x: Any, out: Any, stream: Any, async_op: bool) -> Any:
         """Run a call without counts, by the engine if it knows the lengths of an earlier call."""
@@ -117,9 +117,9 @@ class VectorVariants:
         """Run a call unknown to the engine. With counts of the caller, these are `root`, and `op` is op or root."""
         options = CallOptions(algorithm, async_op, stream)
         if name == "reduce_scatter_v counts":
-            return self._counted(COUNTED_V[name], x, root, out, options, op=op, kind=dtype)
-        if name in COUNTED_V:
-            return self._counted(COUNTED_V[name], x, root, out, options, root=op)
+            return self._counted(GIVEN_V[name], x, root, out, options, op=op, kind=dtype)
+        if name in GIVEN_V:
+            return self._counted(GIVEN_V[name], x, root, out, options, root=op)
         if name == "scatter_v":
             return self._scatter(x, out, root, options)
         if name == "all_to_all_v":
