@@ -7,7 +7,6 @@ A rank that refuses the arguments of a call shows the refusal instead of the des
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,11 @@ from gpucoll.arrays import Array
 from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.errors import GpucollError
 from gpucoll.executors import LengthsDiffer, call_site, disagreement, lack_lengths, shortened
-from gpucoll.progress.operations import Operation, keep_for_ever
+from gpucoll.progress.operations import Operation
 from gpucoll.progress.pauses import SHORTEST_SLEEP
 from gpucoll.progress.waits import Progress
-from gpucoll.transport.control import LossyRequest
-from gpucoll.transport.tags import BYTES, Tag
+from gpucoll.transport.control import Exchange
+from gpucoll.transport.tags import Tag
 
 if TYPE_CHECKING:
     from gpucoll.health.device_shares import DeviceShares
@@ -126,51 +125,20 @@ class DeferredOnNode(Deferring):
         return numpy.frombuffer(self._executor.engine.heard(), numpy.int64)
 
 
-class Exchange:
+class Descriptions(Exchange):
     """The exchange of one call's descriptions by messages, for any thread; if it `moves`, data move meanwhile."""
 
     def __init__(self, wire: Any, rank: int, size: int, text: str, stamps: Array | None, *, moves: bool) -> None:
         self.moves, self.is_stamped = moves, stamps is not None
-        self._testing = threading.Lock()  # MPI forbids two threads to test one request at the same time
-        self._rows = numpy.zeros((size, MESSAGE_BYTES + 8 * (1 + STAMPS)), numpy.uint8)
+        rows = numpy.zeros((size, MESSAGE_BYTES + 8 * (1 + STAMPS)), numpy.uint8)
         row = shortened(text, MESSAGE_BYTES).encode().ljust(MESSAGE_BYTES, b"\0")
         numbers = numpy.array([time.time_ns(), *(NO_STAMPS if stamps is None else stamps)])
-        self._rows[rank] = numpy.frombuffer(row + numbers.tobytes(), numpy.uint8)
-        others = [other for other in range(size) if other != rank]
-        # Note each request once posted: if a later one raises, `__del__` keeps the memory of the earlier ones.
-        self._receives: dict[int, Any] = {}
-        self._sends: list[Any] = []
-        for other in others:
-            request = wire.Irecv([self._rows[other], BYTES], other, Tag.COMPARISON)
-            self._receives[other] = LossyRequest(request, ended=False)
-        for other in others:
-            request = wire.Isend([self._rows[rank], BYTES], other, Tag.COMPARISON)
-            self._sends.append(LossyRequest(request, ended=True))
+        rows[rank] = numpy.frombuffer(row + numbers.tobytes(), numpy.uint8)
+        super().__init__(wire, rank, range(size), rows, Tag.COMPARISON)
 
     def numbers(self) -> Array:
         """Return what follows the descriptions, by rank: the time of arrival, and the stamps; once it has ended."""
         return self._rows[:, MESSAGE_BYTES:].copy().view(numpy.int64)
-
-    def missing(self) -> set[int]:
-        """Return the ranks from which no description is known to have arrived."""
-        self.has_ended()
-        return set(self._receives)
-
-    def has_ended(self) -> bool:
-        """Return whether all receives and sends are known to have completed; never waits."""
-        # Without blocking: if another thread is testing, this thread learns the result at its next poll.
-        if (self._receives or self._sends) and self._testing.acquire(blocking=False):
-            try:
-                self._receives = {other: one for other, one in self._receives.items() if not one.Test()}
-                self._sends = [one for one in self._sends if not one.Test()]
-            finally:
-                self._testing.release()
-        return not self._receives and not self._sends
-
-    def __del__(self) -> None:
-        # The communicator has failed or was dropped: MPI may still read and write the rows.
-        if self._receives or self._sends:
-            keep_for_ever((self._rows, self._receives, self._sends))
 
     def text_of(self, rank: int) -> str:
         """Return the description of a rank's call, and perhaps its place; only once this description has arrived."""
@@ -202,9 +170,9 @@ class Preflight(Deferring):
         self.number = 0  # of comparisons
         self._heard = NO_STAMPS  # the stamps shown by all ranks with the last call judged
         # The exchange not judged so far; of the last compared call, and of the call before.
-        self._open: Exchange | None = None
-        self._last: Exchange | None = None
-        self._before: Exchange | None = None
+        self._open: Descriptions | None = None
+        self._last: Descriptions | None = None
+        self._before: Descriptions | None = None
 
     def compare(self, description: str) -> Operation:
         """Wait until all ranks are known to make this call; else raise MismatchError or PeerError, on all ranks."""
@@ -225,9 +193,9 @@ class Preflight(Deferring):
             self._waits.hooks.append(self.check)
         # The exchange before stays: it has the last known call of a rank that does not come to this one.
         self.number, self._before = self.number + 1, self._last
-        self._open = self._last = Exchange(self._wire, self._rank, self._size, description, stamps, moves=moves)
+        self._open = self._last = Descriptions(self._wire, self._rank, self._size, description, stamps, moves=moves)
 
-    def _judge(self, exchange: Exchange) -> None:
+    def _judge(self, exchange: Descriptions) -> None:
         """Raise the error of ranks that make different calls, if any."""
         # A difference found after data have moved stays open, so that every later check raises again.
         error = exchange.difference()

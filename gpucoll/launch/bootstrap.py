@@ -204,13 +204,12 @@ def job(timeout: float, given: StorePlace | None = None,
     """
     if default_transport is not None:
         return default_transport()
-    if given is None:
-        refuse_children()
-    place = given or store_place(environment)
-    if place is not None and given is None:
+    if given is not None:
+        return given
+    refuse_children()
+    if (place := store_place(environment)) is not None:
         mark_rank(place.rank)
-    if place is not None:
-        return place if given is not None else announced(place, timeout, environment)
+        return announced(place, timeout, environment)
     try:
         start_mpi(timeout)
     except (ImportError, RuntimeError) as error:  # RuntimeError if mpi4py finds no MPI library

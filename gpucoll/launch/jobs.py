@@ -25,10 +25,9 @@ from pathlib import Path
 
 from gpucoll.core.output import say
 from gpucoll.device.gpus import gpu_count
-from gpucoll.errors import UsageError
 from gpucoll.launch import launchers, mpi_jobs, places, standalone
 from gpucoll.launch.arguments import Parser, at_least, refuse
-from gpucoll.launch.places import named_place, text_of
+from gpucoll.launch.places import address_of, text_of
 
 PROGRAM = "gpucoll run"
 
@@ -118,10 +117,7 @@ def _count(text: str) -> int:
 
 
 def _place(text: str) -> tuple[str, int]:
-    try:
-        place = named_place(f"tcp://{text}", 0, 1).address
-    except UsageError:
-        place = None
+    place = address_of(f"tcp://{text}")
     if place is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form host:port")
     return place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -20,6 +21,45 @@ class WireError(BackendError):
     """A message of the engine's has failed."""
 
 
+class Exchange:
+    """An exchange of rows, one of each of `ranks`, by messages, for any thread; `rank` is this rank.
+
+    In this way ranks tell each other numbers (`exchange`), and the calls that they make (`health.preflight`).
+    """
+
+    def __init__(self, wire: Any, rank: int, ranks: Sequence[int], rows: Any, tag: int) -> None:
+        self._rows, mine = rows.view(numpy.uint8), ranks.index(rank)
+        self._testing = threading.Lock()  # MPI forbids two threads to test one request at the same time
+        # Note each request once posted: if a later one raises, `__del__` keeps the memory of the earlier ones.
+        self._receives, self._sends = dict[int, LossyRequest](), list[LossyRequest]()
+        for place, other in enumerate(ranks):
+            if place != mine:
+                self._receives[other] = LossyRequest(wire.Irecv([self._rows[place], BYTES], other, tag), ended=False)
+        for other in self._receives:
+            self._sends.append(LossyRequest(wire.Isend([self._rows[mine], BYTES], other, tag), ended=True))
+
+    def missing(self) -> set[int]:
+        """Return the ranks whose rows are not known to have arrived."""
+        self.has_ended()
+        return set(self._receives)
+
+    def has_ended(self) -> bool:
+        """Return whether all receives and sends are known to have completed; never waits."""
+        # Without blocking: if another thread is testing, this thread learns the result at its next poll.
+        if (self._receives or self._sends) and self._testing.acquire(blocking=False):
+            try:
+                self._receives = {other: one for other, one in self._receives.items() if not one.Test()}
+                self._sends = [one for one in self._sends if not one.Test()]
+            finally:
+                self._testing.release()
+        return not self._receives and not self._sends
+
+    def __del__(self) -> None:
+        # The communicator has failed or was dropped: MPI may still read and write the rows.
+        if self._receives or self._sends:
+            keep_for_ever((self._rows, self._receives, self._sends))
+
+
 def exchange(comm: Any, rank: int, ranks: Sequence[int],
              numbers: Sequence[int], tag: int = Tag.HANDSHAKE) -> Generator[Pending, None, list[list[int]]]:
     """Return the numbers of each of `ranks`, in this order; `rank` is this rank, and missing numbers are 0.
@@ -27,19 +67,10 @@ def exchange(comm: Any, rank: int, ranks: Sequence[int],
     Before the first call, ranks agree in this way on memory, devices and ways to reach them.
     """
     rows = numpy.zeros((len(ranks), MOST_NUMBERS), numpy.int64)
-    mine = rows[ranks.index(rank)]
-    mine[:len(numbers)] = numbers
-    others = [(other, row) for other, row in zip(ranks, rows, strict=True) if other != rank]
-    requests = [comm.Irecv([row.view(numpy.uint8), BYTES], other, tag) for other, row in others]
-    requests += [comm.Isend([mine.view(numpy.uint8), BYTES], other, tag) for other, _ in others]
-    try:
-        for request in requests:
-            while not request.Test():
-                yield request.Test
-    except BaseException:
-        # MPI may still write to these rows.
-        keep_for_ever((rows, requests))
-        raise
+    rows[ranks.index(rank), :len(numbers)] = numbers
+    under_way = Exchange(comm, rank, ranks, rows, tag)
+    while not under_way.has_ended():
+        yield under_way.has_ended
     return rows.tolist()
 
 
@@ -63,11 +94,6 @@ class LossyRequest:
                     raise
                 self._is_lost = True
         return self._ended
-
-    def Cancel(self) -> None:
-        """Cancel the request."""
-        if not self._is_lost:
-            self._request.Cancel()
 
 
 def _is_death(error: Exception) -> bool:

@@ -39,6 +39,7 @@ class KeyStore:
     gone: Any = ()  # a collection of the ranks known to have ended without a goodbye
     host = ""  # the name or number of this host in the network of the ranks; "" if all ranks are on this host
     own = 0  # the number of the rank that holds the store, among all its ranks
+    is_lost = False  # whether the other end of a connection to the store has ended, or this one
     worlds = 0  # the groups of all ranks of the store that this process has made: each needs its own keys
 
     def set(self, key: str, value: bytes) -> None:
@@ -86,9 +87,8 @@ class MemoryStore(KeyStore):
         None without an answer in `patience` seconds.
         """
         with self._changed:
-            now = time.monotonic()
-            return {key: (value.decode("latin-1"), now - since) for key, (value, since) in self._values.items()
-                    if key.startswith(prefix)}
+            return {key: (value.decode("latin-1"), time.monotonic() - since)
+                    for key, (value, since) in self._values.items() if key.startswith(prefix)}
 
     def delete(self, key: str) -> None:
         with self._changed:
@@ -133,8 +133,6 @@ class StoreServer(Ranks, MemoryStore):
     """The store of `size` ranks, held and used by rank `own`: rank 0, or in a later group any rank."""
 
     hub: Hub | None = None  # where the ranks come; None if they have come already, as applicants
-
-    is_lost = False
 
     def __init__(self, size: int, token: str = "", own: int = 0, host: str = "") -> None:
         MemoryStore.__init__(self)
@@ -184,8 +182,8 @@ class StoreServer(Ranks, MemoryStore):
         """Wait for the ranks still connected, in a job with failures not for long, and shut the store."""
         late = time.monotonic() + min(STORE_LINGER, max(PROCESS.limits, default=STORE_LINGER))
         while not self.is_left() and time.monotonic() < late:
-            if PROCESS.ucx is not None:
-                PROCESS.ucx.progress()  # the last messages may not have left
+            if PROCESS.ucx is not None and PROCESS.ucx.worker is not None:
+                PROCESS.ucx.worker.progress()  # the last messages may not have left
         self.abandon()
 
     def abandon(self) -> None:
@@ -199,8 +197,6 @@ class StoreServer(Ranks, MemoryStore):
 
 class StoreClient(KeyStore):
     """Another rank's access to the store, by its `connection`; any thread may call."""
-
-    is_lost = False  # whether the other end has ended, or this one
 
     def __init__(self, connection: Connection, timeout: float, host: str = "", own: int = 0) -> None:
         self._connection, self._timeout, self.own = connection, timeout, own

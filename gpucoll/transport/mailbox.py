@@ -57,8 +57,7 @@ class StoreRanks:
     def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float,
                  numbers: Sequence[int] | None = None) -> None:
         self.rank, self.size, self.numbers = rank, size, range(size) if numbers is None else numbers
-        self._store, self._name, self._timeout = store, name, timeout
-        self._calls = 0
+        self._store, self._name, self._timeout, self._calls = store, name, timeout, 0
 
     def allgather(self, value: Any) -> list[Any]:
         """Return every rank's `value`, in rank order.

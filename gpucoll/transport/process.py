@@ -75,8 +75,8 @@ class Process:
 
     def close_ucx(self) -> None:
         """End UCX, once the last messages have left."""
-        if self.ucx is not None:
-            self.ucx.close(LEAVES)
+        if self.ucx is not None and self.ucx.worker is not None:
+            self.ucx.worker.close(LEAVES)
 
 
 PROCESS = Process()

@@ -113,17 +113,6 @@ class UcxProcess:
             if self._taking == name:
                 self._taking = ""
 
-    def close(self, patience: float) -> None:
-        """Close all connections; the last messages leave before, within `patience` seconds."""
-        worker, self.worker = self.worker, None
-        if worker is not None:
-            worker.close(patience)
-
-    def progress(self) -> None:
-        """Move data."""
-        if self.worker is not None:
-            self.worker.progress()
-
 
 def messages(ranks: Any, name: str) -> tuple[UcxMessages, UcxMessages] | dict[int, str]:
     """Return the carriers of a communicator's own and of its users' messages; or the reasons of ranks without UCX.

@@ -133,16 +133,13 @@ class Request:
     """As in MPI, the request is forgotten at its error, and then counts as ended."""
 
     def __init__(self, error):
-        self.error, self.cancelled = error, False
+        self.error = error
 
     def Test(self):
         error, self.error = self.error, None
         if error is not None:
             raise error
         return True
-
-    def Cancel(self):
-        self.cancelled = True
 
 
 @pytest.fixture(autouse=True)
@@ -155,5 +152,3 @@ def test_a_request_of_a_dead_rank_stays_as_told(ended):
     request = Request(Refused(FAILED))
     tested = LossyRequest(request, ended=ended)
     assert [tested.Test(), tested.Test()] == [ended, ended]
-    tested.Cancel()
-    assert not request.cancelled

@@ -92,6 +92,13 @@ def test_only_the_owners_count_references_and_the_engine_knows_no_python():
     assert python == {"binding"}
 
 
+def test_a_process_has_one_hook_of_forks_and_one_way_to_a_port():
+    """A part of the state of a process, or a connection, that stands alone is forgotten in a fork's child."""
+    texts = [path.read_text() for path in files("gpucoll") if "emulation" not in path.parts]
+    counts = {name: sum(text.count(f"{name}(") for text in texts) for name in ("register_at_fork", "create_connection")}
+    assert counts == {"register_at_fork": 1, "create_connection": 1}
+
+
 # Runs the programs of other files on engines with planted faults.
 MUTANTS = "test_engine_mutants.py"
 
