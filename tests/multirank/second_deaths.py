@@ -82,16 +82,18 @@ class Steps:
             self.armed = False
 
 
-def checked(comm, was):
-    """Make calls with known results; return the ranks of the group by their first numbers."""
-    for turn in range(3):
-        mine = numpy.arange(5) * (was + 1) + turn
-        rows = comm.all_gather(mine)
-        assert (rows[comm.rank] == mine).all()
-        assert (comm.all_reduce(mine) == rows.sum(0)).all()
-    everyone = comm.all_gather(numpy.array([was])).ravel().tolist()
-    comm.barrier()
-    return everyone
+def checked(comm, was, dies):
+    """Make calls with known results, in a group without the rank `dies`; return its ranks by their first numbers."""
+    while True:
+        for turn in range(3):
+            mine = numpy.arange(5) * (was + 1) + turn
+            rows = comm.all_gather(mine)
+            assert (rows[comm.rank] == mine).all()
+            assert (comm.all_reduce(mine) == rows.sum(0)).all()
+        everyone = comm.all_gather(numpy.array([was])).ravel().tolist()
+        comm.barrier()
+        if dies not in everyone:
+            return everyone
 
 
 def go_on(comm, regroup, steps, was, dies=None):
@@ -107,10 +109,7 @@ def go_on(comm, regroup, steps, was, dies=None):
             with steps.here(), contextlib.suppress(*[gc.CollectiveTimeout] * (here == "grow")):
                 comm = regroup(comm)
             here = "call"
-            everyone = checked(comm, was)
-            while dies in everyone:
-                everyone = checked(comm, was)
-            return comm, everyone, raised
+            return comm, checked(comm, was, dies), raised
         except FAILURES as error:
             if type(error) not in FAILURES:
                 raise
@@ -147,13 +146,13 @@ def member(place, rank, size, first, steps, call, dies, delay):
     return go_on(comm, CALLS[call], steps, rank, dies)
 
 
-def newcomer(place, was, steps, call):
+def newcomer(place, was, steps, call, dies):
     with steps.here():
         comm = gc.join(place, seconds(60))
     try:
-        return comm, checked(comm, was), []
+        return comm, checked(comm, was, dies), []
     except FAILURES:
-        return go_on(comm, shrink if call == "grow" else replace, steps, was)
+        return go_on(comm, shrink if call == "grow" else replace, steps, was, dies)
 
 
 def fork(run):
@@ -180,8 +179,9 @@ def job(size, first, victim, last, call="shrink", delay=None, newcomers=0):
     def run(who):
         steps = Steps(last if who == victim else 0)
         began = time.monotonic()
-        comm, everyone, raised = newcomer(place, who, steps, call) if who >= 100 else member(
-            place, who, size, first, steps, call, None if delay is None else victim, delay)
+        dies = None if delay is None else victim
+        comm, everyone, raised = newcomer(place, who, steps, call, dies) if who >= 100 else member(
+            place, who, size, first, steps, call, dies, delay)
         took = time.monotonic() - began
         rank = comm.rank
         comm.close()  # not before the others have made their last call
