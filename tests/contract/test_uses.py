@@ -18,7 +18,7 @@ def progress(comm):
     """The operation ends while this thread runs pure Python and never calls the library."""
     for algorithm in ("ring", "tree"):
         x = numpy.arange(100_000.0)
-        work = comm.all_reduce(x, algorithm=algorithm, async_op=True)
+        _, work = (comm.all_reduce(x, algorithm=algorithm, async_op=is_async) for is_async in (False, True))
         assert isinstance(work, gc.Work)
         while not work._ended():  # only reads a flag; is_completed() would make progress
             sum(range(1000))

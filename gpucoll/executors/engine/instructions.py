@@ -61,7 +61,7 @@ from gpucoll.executors.engine.tables import (
     TAKE,
     WAIT,
 )
-from gpucoll.plan import HALVES, PEER, Layouts, Message, Plan, Reduction, Span
+from gpucoll.plan import HALVES, PEER, Message, Plan, Reduction, Span
 
 CALLERS = (OUTPUT, RESULT)  # buffers that may be the caller's array; no instruction writes to GIVEN
 Part = tuple[int, int, int]  # rank, buffer, offset in bytes (or a block's number, where blocks differ in length)
@@ -69,18 +69,13 @@ Part = tuple[int, int, int]  # rank, buffer, offset in bytes (or a block's numbe
 Row = tuple[int, int, int, Part | None, int, tuple[Part, ...], tuple[Part, ...]]
 
 
-def opened(schedule: Schedule, layouts: Layouts, width: int, peers: Collection[int]) -> set[int]:
-    """Return the ranks among `peers` that get data with the greeting of the schedule's rank.
+def opened(schedule: Schedule, peers: Collection[int]) -> set[int]:
+    """Return the ranks among `peers` that get data of the schedule's rank in the first round.
 
-    The data are the rank's first send to the peer, in the first round. `width` is the number of bytes of an element.
+    The first send to such a peer travels with the greeting, if it is short.
     """
-    first: dict[int, int] = {}
     # Only the first round: later data wait for the greetings of all leaders.
-    for step in next(iter(schedule.rounds()), ()):
-        if isinstance(step, Send) and step.peer in peers and step.peer not in first:
-            start, stop = layouts.span(step.src)
-            first[step.peer] = (stop - start) * width
-    return {peer for peer, nbytes in first.items() if nbytes <= OPENING}
+    return {step.peer for step in next(iter(schedule.rounds()), ()) if isinstance(step, Send)}.intersection(peers)
 
 
 def is_known(op: Op) -> bool:
@@ -154,19 +149,20 @@ class Writer:
     def _openings(self) -> Iterator[Row]:
         """Send short first data with the greetings, and note the receives that take data from greetings."""
         plan, roles = self._plan, self._roles
-        # Blocks of different lengths: this rank does not know how long the messages of others are.
-        if roles is None or plan.schedules is None or self._request.cut.lengths is not None:
+        if roles is None or plan.schedules is None:
             return
         messages = [step for steps in plan.rounds for step in steps if isinstance(step, Message) and step.there is None]
         peers = {step.peer for step in messages}.intersection(roles.partners)
-        mine = opened(plan.schedules(self._rank), plan.layouts, self._width, peers)
-        theirs = {peer for peer in peers
-                  if opened(plan.schedules(peer), plan.layouts, self._width, (self._rank,))}
-        # The k-th send meets the k-th receive: data of a greeting are the first message in either direction.
+        mine = opened(plan.schedules(self._rank), peers)
+        theirs = {peer for peer in peers if opened(plan.schedules(peer), (self._rank,))}
+        # The k-th send meets the k-th receive, of the same length: data of a greeting are the first message in either
+        # direction.
         for step in messages:
             left = mine if step.sends else theirs
-            if step.peer in left:
-                left.remove(step.peer)
+            if step.peer not in left:
+                continue
+            left.remove(step.peer)
+            if self._bytes(step.span) <= OPENING:
                 self._greets.add(step.number)
                 if step.sends:
                     yield OPEN, step.peer, 0, self._part(step.span), self._bytes(step.span), (), ()
