@@ -164,8 +164,8 @@ class HostBackend:
         return observed(call, self._reported, self)
 
     def counters(self) -> list[Any]:
-        """Return the engines made so far: they count the shares of calls."""
-        return [one.engine for one in self._with_engine if one.engine is not None]
+        """Return what counts shares of calls: the engines made so far, and the comparison by messages."""
+        return [*filter(None, (*(one.engine for one in self._with_engine), self._comparison))]
 
     def meeting(self) -> Operation:
         """Return the operation that finds access to the memory of the node's other ranks; all these ranks join."""

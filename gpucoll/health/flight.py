@@ -3,7 +3,8 @@
 A call's time has three shares: this rank's own delay before the call, the wait for other ranks in the call, and the
 rest, moving and reducing. `CallRecord` adds them up by kind of call; report.py and metrics.py show these sums. The
 engine counts the shares of its calls itself (kernels/engine/walker.h), and device_shares.py those of calls on a GPU.
-All other calls are counted here, from two readings of the clock and from the findings of the engine.
+All other calls are counted here, from two readings of the clock and from the findings of the engine and of the
+comparison by messages.
 
 With GPUCOLL_DUMP_DIR each rank also writes a file per communicator into that folder (`Flight`). A head describes the
 rank; a ring of CALLS records, 384 bytes each, follows. The engine writes records in the same layout
@@ -42,8 +43,7 @@ MAGIC = b"gpucoll flight 3"
 # Layout of the file: MAGIC, the number of the last call (at LAST), the facts of the rank as JSON ended by a zero byte
 # (from FACTS), then the records (from PREAMBLE, one page). kernels/engine/flight.h has the same record.
 PREAMBLE, CALLS = 4096, 1024  # bytes, records
-LAST = 16
-FACTS = 24
+LAST, FACTS = 16, 24
 RECORD = numpy.dtype([("number", "<u8"), ("began", "<i8"), ("ended", "<i8"), ("own", "<i8"), ("waited", "<i8"),
                       ("nbytes", "<u8"), ("description", "S208"), ("site", "S128")])
 SITE = 112  # bytes kept of the name of a file, at its end
@@ -53,10 +53,11 @@ CLOSED = "closed"  # the collective of the last record of a communicator that al
 class CallRecord:
     """The record of a communicator's calls: the sums of calls counted here, and of the engine's repeated calls.
 
-    `counters` returns the engines. Their `shares` are own delays, waits, and the time of the end of the last call, in
-    nanoseconds. `file` has the last calls, if the program asks for a file. `times` has timings of blocking calls on
-    host arrays, by name, executor, algorithm and bit length of the size. Number 0 of a row is the number of calls, then
-    comes a ring of the seconds of the last `TIMED` calls, then the sums of the engine's repeated calls.
+    `counters` returns what else counts: the engines, and the comparison by messages. Their `shares` are own delays,
+    waits, and the time of the end of the last call, in nanoseconds. `file` has the last calls, if the program asks for
+    a file. `times` has timings of blocking calls on host arrays, by name, executor, algorithm and bit length of the
+    size. Number 0 of a row is the number of calls, then comes a ring of the seconds of the last `TIMED` calls, then the
+    sums of the engine's repeated calls.
     """
 
     def __init__(self, counters: Callable[[], Iterable[Any]] = tuple) -> None:

@@ -41,6 +41,7 @@ class Deferring:
 
     def __init__(self, waits: Progress) -> None:
         self._waits = waits
+        self.heard = NO_STAMPS  # the stamps shown by all ranks with the last call judged
 
     def check(self) -> bool:
         """Return whether the last comparison is open; raise if ranks are known to differ in a deferred call."""
@@ -57,16 +58,12 @@ class Deferring:
         """
         yield from self._show(description, None if shares is None else shares.next_stamps())
         if shares is not None:
-            shares.exchanged(self.heard())
+            shares.exchanged(self.heard)
 
     def begin(self, description: str, shares: DeviceShares | None = None) -> None:
         """Do as `deferred`; this thread itself waits. The caller holds the lock of `Progress.gate`."""
         for pending in self.deferred(description, shares):
             self._waits.until(getattr(pending, "patient", pending), "comparing calls", self._waits.deadline())
-
-    def heard(self) -> Array:
-        """Return the stamps shown by all ranks with the last call judged."""
-        raise NotImplementedError
 
     def settled(self) -> Operation:
         """Wait until the last call is known to agree on all ranks; raise if ranks differ in it."""
@@ -116,13 +113,12 @@ class DeferredOnNode(Deferring):
         except BaseException as error:
             executor.cancel(error, plan, stamps)
             raise
+        if stamps is not None:
+            self.heard = numpy.frombuffer(engine.heard(), numpy.int64)
 
     def explain(self, patience: float) -> GpucollError | None:
         # A rank may have found that its call on a GPU meets a call on the host here, which awaits other ranks.
         return super().explain(patience) or self._executor.difference()
-
-    def heard(self) -> Array:
-        return numpy.frombuffer(self._executor.engine.heard(), numpy.int64)
 
 
 class Descriptions(Exchange):
@@ -168,9 +164,9 @@ class Preflight(Deferring):
         self._wire, self._rank, self._size = link.wire, link.place.rank, link.place.size
         self._nodes = link.place.nodes
         self.number = 0  # of comparisons
-        self._heard = NO_STAMPS  # the stamps shown by all ranks with the last call judged
+        self._own = self._waited = 0  # nanoseconds found by `compare`
         # The exchange not judged so far; of the last compared call, and of the call before.
-        self._open: Descriptions | None = None
+        self._open: Any = None
         self._last: Descriptions | None = None
         self._before: Descriptions | None = None
 
@@ -180,11 +176,17 @@ class Preflight(Deferring):
             yield from self.deferred(description)
             return
         yield from self._show(f"{description}\n{call_site()}", None, moves=False)
-        exchange = self._open
-        assert exchange is not None
+        exchange, began = self._open, time.monotonic_ns()
         while not exchange.has_ended():
             yield exchange.has_ended
         self._judge(exchange)
+        arrivals = exchange.numbers()[:, 0].tolist()
+        self._own += arrivals[self._rank] - min(arrivals)
+        self._waited += time.monotonic_ns() - began
+
+    def shares(self) -> tuple[int, int, int]:
+        """Return nanoseconds as the method of an engine: own delays and waits found by `compare`."""
+        return self._own, self._waited, 0
 
     def _show(self, description: str, stamps: Array | None, *, moves: bool = True) -> Operation:
         # At most one exchange is in flight: `_open` holds a single one.
@@ -204,15 +206,12 @@ class Preflight(Deferring):
         if error is not None:
             raise error
 
-    def heard(self) -> Array:
-        return self._heard
-
     def check(self) -> bool:
         exchange = self._open
         if exchange is not None and exchange.moves and exchange.has_ended():
             self._judge(exchange)
             if exchange.is_stamped:
-                self._heard = exchange.numbers()[:, 1:].ravel()
+                self.heard = exchange.numbers()[:, 1:].ravel()
         return self._open is not None
 
     @property

@@ -7,6 +7,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
+from gpucoll.executors.engine import wires
 from gpucoll.health import flight
 from gpucoll.health.flight import HEADER, CallRecord
 from harness.pace import seconds
@@ -15,7 +16,8 @@ from harness.thread_ranks import all_on_threads, on_threads
 DELAY = 0.02  # seconds by which a rank comes late: only lower bounds are tested
 ATTEMPTS = 5
 SHARES = ("own_seconds", "waiting_seconds", "moving_seconds")
-WAYS = [{}, {"executor": "shared"}, {"executor": "mpi"}, {"executor": "shared", "check": "deferred"}]
+WAYS = {"auto": {}, "shared": {"executor": "shared"}, "mpi": {"executor": "mpi"}, "python": {"executor": "mpi"},
+        "deferred": {"executor": "shared", "check": "deferred"}}
 
 
 def growth(before, after, kind):
@@ -26,11 +28,11 @@ def growth(before, after, kind):
 
 def late_by(comms, make):
     """Let rank 1 come to a call DELAY seconds after rank 0 waits for it; return the figures' growth on both ranks."""
-    before = [comm.stats() for comm in comms]
+    before, host = [comm.stats() for comm in comms], comms[0]._core.host
 
     def run(comm):
         if comm.rank == 1:
-            while not comms[0]._core.host._shared.under_way():
+            while not (host._shared.under_way() if host._shared else host._comparison.missing()):
                 time.sleep(1e-4)
             began = time.monotonic()
             while time.monotonic() < began + DELAY:
@@ -61,9 +63,11 @@ def calls():
             ("all_gather_v", 32, 40, lambda comm: comm.all_gather_v(numpy.ones(2 + comm.rank)))]
 
 
-@pytest.mark.parametrize("options", WAYS, ids=lambda options: "-".join(options.values()))
-def test_a_late_rank_has_the_delay_and_the_other_the_wait(options):
-    comms = gc.init_local(2, timeout=seconds(60), **options)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_late_rank_has_the_delay_and_the_other_the_wait(monkeypatch, way):
+    if way == "python":  # a link without a wire
+        monkeypatch.setattr(wires, "agreed_wire", lambda *_, **__: None)
+    comms = gc.init_local(2, timeout=seconds(60), **WAYS[way])
     delays = comms[1]._core.record.delays
     for _ in range(2):  # the first time by Python, the second time by the engine's table of known calls
         for name, size, nbytes, make in calls():
