@@ -30,7 +30,7 @@ def test_other_dtypes_and_ops_are_refused():
     for wrong in (object, "U3", "M8[s]", numpy.longdouble, ">f4", [("a", "f4")], "nonsense"):
         with pytest.raises(DtypeError):
             row_of(wrong)
-    for wrong in ("summ", 3, None, sum):
+    for wrong in ("summ", 3, None, len):
         with pytest.raises(ArgumentError):
             op_of(wrong)
     assert op_of(ReduceOp.MAX) is op_of("max") is OPS["max"]
