@@ -1,5 +1,7 @@
 """Every wrong argument: a typed error on the calling rank, no data moved or written, the communicator still usable."""
 
+import asyncio
+import copy
 import types
 
 import numpy
@@ -139,3 +141,28 @@ def test_options(monkeypatch):
     assert (one.timeout, one.check, one.executor) == (7.0, None, "mpi")
     with pytest.raises(gc.ArgumentError, match=r"GC-OPTION\].*not known"):
         gc.init_local(2, check="often")
+
+
+def test_habits_of_other_libraries():
+    """Other names of ops are taken, those of calls are told; a communicator is not pickled; a Work is awaited."""
+    def program(comm):
+        x = numpy.arange(3) + comm.rank
+        for op, wanted in (("SUM", [1, 3, 5]), (numpy.add, [1, 3, 5]), (max, [1, 2, 3]), ("Product", [0, 2, 6])):
+            assert comm.all_reduce(x, op=op).tolist() == wanted
+        assert comm.all_reduce(x * 1.0, op="mean").tolist() == [0.5, 1.5, 2.5]
+        for name, words in (("Allreduce", "'all_reduce'; gpucoll.mpi.Comm"), ("allgatherv", "'all_gather_v'$"),
+                            ("Get_rank", "gpucoll.mpi.Comm"), ("nothing", "no 'nothing'$")):
+            with pytest.raises(AttributeError, match=words):
+                getattr(comm, name)
+        with pytest.raises(gc.UsageError, match="cannot be pickled"):
+            copy.copy(comm)
+
+        async def result():
+            return await comm.all_reduce(x, async_op=True)
+
+        assert asyncio.run(result()).tolist() == [1, 3, 5]
+        work = comm.all_reduce(x, async_op=True)
+        work.wait()
+        assert (work.done(), repr(work)) == (True, "<Work of all_reduce: ended>")
+
+    on_threads(2, program, timeout=seconds(60))
