@@ -64,31 +64,25 @@ class _Watcher:
     """A thread that reports the end of calls to MPI, for programs waiting by `MPI.Request.Waitall`."""
 
     def __init__(self) -> None:
-        self._more = threading.Condition()
+        self._lock = threading.Lock()
         self._pending: list[_Ending] = []
-        self._thread: threading.Thread | None = None
 
     def add(self, ending: _Ending) -> None:
-        with self._more:
+        with self._lock:
             self._pending.append(ending)
-            if self._thread is None and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-                self._thread = threading.Thread(target=self._watch, name="gpucoll requests", daemon=True)
-                self._thread.start()
-            self._more.notify()
+            # The thread ends with the last pending call.
+            if len(self._pending) == 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+                threading.Thread(target=self._watch, name="gpucoll requests", daemon=True).start()
 
     def _watch(self) -> None:
-        while True:
-            with self._more:
-                while not self._pending:
-                    self._more.wait()
-                pending = [*self._pending]
-            ended = [one for one in pending if one.work.is_completed()]
-            for one in ended:
-                one.tell()
-            with self._more:
-                self._pending = [one for one in self._pending if one not in ended]
-            if not ended:
-                time.sleep(100e-6)
+        while self._pending:
+            for ending in [one for one in self._pending if one.work.is_completed()]:
+                ending.tell()
+                with self._lock:
+                    self._pending.remove(ending)
+                    if not self._pending:
+                        return
+            time.sleep(100e-6)
 
 
 _watcher = _Watcher()
