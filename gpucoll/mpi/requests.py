@@ -68,10 +68,11 @@ class _Watcher:
         self._pending: list[_Ending] = []
 
     def add(self, ending: _Ending) -> None:
+        if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+            return
         with self._lock:
             self._pending.append(ending)
-            # The thread ends with the last pending call.
-            if len(self._pending) == 1 and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            if len(self._pending) == 1:  # the thread ends with the last pending call
                 threading.Thread(target=self._watch, name="gpucoll requests", daemon=True).start()
 
     def _watch(self) -> None:
