@@ -193,7 +193,10 @@ class PeerCall(Call):
 
     def _walk(self, source: int, target: int, stream: Stream) -> list[Enqueue]:
         request, width, channels = self.request, self.request.dtype.itemsize, self._channels()
-        room = functools.partial(self._room, stream=stream)
+
+        def room(name: str, nbytes: int) -> int:
+            return address(self._workspace.row(name, nbytes, stream))
+
         made, places, _ = self._program
         here = target if request.in_place else source
         if source and self._plan.copy_input:
@@ -227,9 +230,6 @@ class PeerCall(Call):
         starts = [0, *itertools.accumulate(row.nbytes for row in padded)]
         there = self._handshake.memory.upload(numpy.concatenate(padded))
         return made, {name: address(there) + start for name, start in zip(rows, starts, strict=False)}, there
-
-    def _room(self, name: str, nbytes: int, stream: Stream) -> int:
-        return address(self._workspace.row(name, nbytes, stream))
 
 
 class PeerExecutor(Executor):

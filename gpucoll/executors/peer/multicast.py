@@ -89,7 +89,7 @@ class MulticastMemory:
         except (ImportError, AttributeError) as error:
             raise OSError(str(error)) from error
         self._driver = driver
-        if not self._call("cuDeviceGetAttribute", attribute, self._gpu()):
+        if not self._call("cuDeviceGetAttribute", attribute, self._call("cuDeviceGet", self._device.ordinal)):
             raise OSError("the GPU has no multicast memory")
 
     def _offered(self, exchange: ExchangeNumbers) -> Generator[Pending, None, int]:
@@ -100,9 +100,9 @@ class MulticastMemory:
         offer: list[DescriptorOffer] = []
         connected: list[Any] = []
         try:
-            words = yield from self._together(exchange, self._make if self._rank == 0 else _nothing, offer)
+            words = yield from self._together(exchange, self._make if self._rank == 0 else lambda _: None, offer)
             name, self._nbytes = words[0][:2]
-            yield from self._together(exchange, _nothing if self._rank == 0 else _connect, connected, name)
+            yield from self._together(exchange, _connect if self._rank else lambda *_: None, connected, name)
             if self._rank != 0:
                 return (yield from take(connected[0]))
             return (yield from self._give(offer[0]))
@@ -146,7 +146,7 @@ class MulticastMemory:
                 self._object = self._call("cuMemImportFromShareableHandle", descriptor, self._by_descriptor())
         finally:
             os.close(descriptor)
-        self._call("cuMulticastAddDevice", self._object, self._gpu())
+        self._call("cuMulticastAddDevice", self._object, self._call("cuDeviceGet", self._device.ordinal))
 
     def _bind(self) -> None:
         """Allocate memory, map it for this rank alone, and bind it to the common object."""
@@ -188,9 +188,6 @@ class MulticastMemory:
     def _by_descriptor(self) -> Any:
         return self._driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
-    def _gpu(self) -> Any:
-        return self._call("cuDeviceGet", self._device.ordinal)
-
     def _call(self, name: str, *arguments: Any) -> Any:
         """Call a function of the driver; return its result, or raise OSError."""
         try:
@@ -227,10 +224,6 @@ class MulticastMemory:
         """Call a function of the driver; an error must not keep this rank from the other ranks' next step."""
         with self._device.current, contextlib.suppress(OSError):
             self._call(name, *arguments)
-
-
-def _nothing(*_: object) -> None:
-    """Take part in a step of other ranks."""
 
 
 def _connect(connected: list[Any], name: int) -> None:

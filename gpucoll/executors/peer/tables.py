@@ -56,6 +56,7 @@ ROUND = numpy.dtype([("first_lane", "u4"), ("lanes", "u4"), ("first_write", "u4"
 WAIT_NAMES = {1: "meeting", 2: "packet", 3: "piece"}  # the object of the failed wait, by the field `where` of CONTROL
 StructTable: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.void]]"
 
+
 class Room(NamedTuple):
     """The capacities of a slab, the same on every rank.
 
