@@ -17,7 +17,6 @@ import os
 import platform
 import shlex
 import stat
-import subprocess
 import threading
 import time
 import weakref
@@ -268,8 +267,10 @@ def _compiler() -> tuple[str, ...]:
         raise BackendError(f"CXX={os.environ['CXX']!r} is not a command: {error}") from None
 
 
-def _run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+def _run(*arguments: str, text: str = "") -> Any:
     """Run the compiler with messages in English, whatever the user's language."""
+    import subprocess  # not needed by every program
+
     words = _compiler()
     try:
         return subprocess.run([*words, *arguments], input=text, capture_output=True, encoding="utf-8",
