@@ -22,7 +22,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpucoll.device import SOURCE_NAME, CompileError
 from gpucoll.errors import BackendError
