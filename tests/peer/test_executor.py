@@ -30,7 +30,7 @@ def on_threads(size, program):
 
 
 def executor(comm):
-    return comm._core.gpus["emulated"].made[0]
+    return comm._core.gpus["emulated"].made_executors[0]
 
 
 def values(comm, count):
