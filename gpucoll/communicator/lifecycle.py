@@ -54,10 +54,9 @@ class Lifecycle:
     `releases` later, with whether a rank has failed.
     """
 
-    closed = has_aborted = is_released = False
-    is_forked = False  # whether this is a fork's child: the links then belong to the parent
-    regroups = False  # whether this rank goes on in another communicator after a failure
-    meets = False  # whether this rank waits for all others to make something together
+    # `is_forked`: this is a fork's child, and the links belong to the parent. `regroups`: this rank goes on in another
+    # communicator after a failure. `meets`: it waits for all others to make something together.
+    closed = has_aborted = is_released = is_forked = regroups = meets = False
     refused = (0, 0), 0  # the numbers of calls at the last refusal, and the number of refusals in a row
     preflight: Preflight | DeferredOnNode | None = None  # read by the guard in every wait
     observers: Sequence[CallObserver] = ()  # that the user asked for

@@ -492,12 +492,6 @@ class Communicator:
         """
         self._core.life.close()
 
-    def __getattr__(self, name: str) -> Any:
-        # Only for names that the class lacks, such as those of other libraries.
-        same = next((own for own in dir(type(self)) if own.replace("_", "") == name.replace("_", "").lower()), "")
-        raise AttributeError(f"a gpucoll communicator has no {name!r}{same and f', but {same!r}'}"
-                             + "; gpucoll.mpi.Comm has mpi4py's calls" * name[:1].isupper(), name=name, obj=self)
-
     def __reduce__(self) -> Any:
         raise UsageError("a communicator cannot be pickled or copied: its connections belong to this process; pass its "
                          "rank and size, or make a communicator in the other process by gpucoll.init or gpucoll.join")
@@ -512,3 +506,13 @@ class Communicator:
 
     def __repr__(self) -> str:
         return f"<gpucoll.Communicator rank={self.rank} size={self.size}>"
+
+
+def _of_mpi4py(comm: Communicator) -> Any:
+    raise AttributeError("a gpucoll communicator has names such as 'all_reduce'; gpucoll.mpi.Comm has mpi4py's calls")
+
+
+# Properties, because `__getattr__` would slow down each call. Python itself tells names that are nearly right.
+for _name in ("Allgather Allgatherv Allreduce Alltoall Alltoallv Barrier Bcast Exscan Gather Gatherv Get_rank Get_size "
+              "Irecv Isend Recv Reduce Reduce_scatter Scan Scatter Scatterv Send Sendrecv Split").split():
+    setattr(Communicator, _name, property(_of_mpi4py))

@@ -26,7 +26,7 @@ timeout""".split()
 def test_the_names_are_the_agreed_ones_and_documented():
     assert sorted(gc.__all__) == sorted(NAMES)
     assert all(getattr(gc, name).__doc__ for name in NAMES)
-    public = {name for name in dir(gc.Communicator) if not name.startswith("_")}
+    public = {name for name in dir(gc.Communicator) if name[0].islower()}  # mpi4py's names lead to its door
     assert public == set(METHODS) | set(ATTRIBUTES) - {"mpi"}  # each object sets `mpi`, not the class
     assert all(getattr(gc.Communicator, name).__doc__ for name in public)
 
