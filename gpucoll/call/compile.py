@@ -165,7 +165,7 @@ class HostBackend:
 
     def counters(self) -> list[Any]:
         """Return what counts shares of calls: the engines made so far, and the comparison by messages."""
-        return [*filter(None, (*(one.engine for one in self._with_engine), None if self.counts_calls else self._comparison))]
+        return [*filter(None, [one.engine for one in self._with_engine] + [self._comparison] * (not self.counts_calls))]
 
     def meeting(self) -> Operation:
         """Return the operation that finds access to the memory of the node's other ranks; all these ranks join."""
