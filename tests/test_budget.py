@@ -59,23 +59,9 @@ def budgets():
 
 
 def test_code_lines_are_counted_by_tokens():
-    text = '''"""A docstring
-of two lines."""
-
-# A comment.
-x = """a string,
-not a docstring"""  # 2
-
-
-def f(a,
-      b):  # 4
-    """Return something."""
-
-    return (a +
-
-            b)  # 6: an empty line inside of parentheses has no token
-'''
-    assert code_lines(text) == 6
+    """A string of two lines, and a function of four: no docstrings, comments or empty lines inside of parentheses."""
+    assert code_lines('"""A docstring\nof two lines."""\n\n# A comment.\nx = """a string,\nnot a docstring"""  # 2\n\n'
+                      'def f(a,\n      b):\n    """Return."""\n\n    return (a +\n\n            b)\n') == 6
 
 
 def test_lines_of_cpp_are_counted_without_comments():
