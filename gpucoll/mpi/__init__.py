@@ -70,7 +70,6 @@ class Comm(MPI.Intracomm):
     other methods that return a communicator return a `Comm` too, or COMM_NULL as in mpi4py.
     """
 
-    comm: Communicator
     _options: dict[str, Any]  # of a copy whose gpucoll communicator is still to be made
     _request: Callable[..., Any] = Request
 
@@ -107,11 +106,10 @@ class Comm(MPI.Intracomm):
                 setattr(made, name, value)
         return cast("Comm", made)
 
-    def __getattr__(self, name: str) -> Any:
-        if name != "comm" or self == MPI.COMM_NULL:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
-        self.comm = Comm(self, **vars(self).get("_options", {})).comm
-        return self.comm
+    @functools.cached_property
+    def comm(self) -> Communicator:
+        """The gpucoll communicator; a copy by `Idup`, or from a pickle, makes it at the first use, on all ranks."""
+        return Comm(self, **vars(self).get("_options", {})).comm
 
     def Free(self) -> None:
         """Close the gpucoll communicator and free the MPI communicator."""

@@ -144,15 +144,14 @@ def test_options(monkeypatch):
 
 
 def test_habits_of_other_libraries():
-    """Other names of ops are taken, those of calls are told; a communicator is not pickled; a Work is awaited."""
+    """Other names of ops are taken, mpi4py's calls lead to its door; a communicator is not pickled; a Work is awaited."""
     def program(comm):
         x = numpy.arange(3) + comm.rank
         for op, wanted in (("SUM", [1, 3, 5]), (numpy.add, [1, 3, 5]), (max, [1, 2, 3]), ("Product", [0, 2, 6])):
             assert comm.all_reduce(x, op=op).tolist() == wanted
         assert comm.all_reduce(x * 1.0, op="mean").tolist() == [0.5, 1.5, 2.5]
-        for name, words in (("Allreduce", "'all_reduce'; gpucoll.mpi.Comm"), ("allgatherv", "'all_gather_v'$"),
-                            ("Get_rank", "gpucoll.mpi.Comm"), ("nothing", "no 'nothing'$")):
-            with pytest.raises(AttributeError, match=words):
+        for name in ("Allreduce", "Get_rank"):
+            with pytest.raises(AttributeError, match="gpucoll.mpi.Comm has mpi4py's calls"):
                 getattr(comm, name)
         with pytest.raises(gc.UsageError, match="cannot be pickled"):
             copy.copy(comm)
