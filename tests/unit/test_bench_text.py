@@ -107,7 +107,7 @@ def test_the_environment_is_let_in_by_name_and_without_paths():
     assert records.environment(given) == ["GPUCOLL_TIMEOUT=5", "NCCL_ALGO=Ring", "UCX_TLS=tcp"]
 
 
-def test_a_wide_spread_is_no_regression_and_a_baseline_of_something_else_fails():
+def test_a_wide_spread_is_no_regression():
     slow, quick = numpy.full((2, 2, 6), 1e-3), numpy.full((2, 2, 6), 1e-3)
     slow[..., ::2] *= 3  # the median doubles by chance: every second repetition takes three times as long
     pair = [run.result_of(ALL_REDUCE, 250, options("all_reduce"), ("ring", Measured(seconds, (0, 0))), {}, COPY)
@@ -115,10 +115,6 @@ def test_a_wide_spread_is_no_regression_and_a_baseline_of_something_else_fails()
     changes = list(summary.changes(pair[:1], [{"results": pair[1:]}]))
     assert changes[0].interval.ratio == 2.0
     assert summary.report(changes, 1, 0.1)[1]
-    found = list(summary.changes([result(case=ALL_REDUCE._replace(ranks=4), count=256)], [NCCL_TESTS]))
-    assert [change.old for change in found] == [13.0, 13.0], "nccl-tests' files say neither algorithm nor ranks"
-    other = [{"results": [result() | {"algorithm": "tree"}]}]
-    assert not summary.report(list(summary.changes([result()], other)), 1, 0.1)[1]
 
 
 def test_the_page_on_performance_says_what_the_results_hold():
