@@ -31,24 +31,24 @@ LARGE = 32 << 20  # bytes: default of the first and the last size, as in nccl-te
 # Flags of nccl-tests. FLAG_COUNTS: letter, name, least value, default, meaning. FLAG_CHOICES: letter, name, choices,
 # default, meaning.
 FLAG_COUNTS = (("-w", "warmup_iters", 0, 1, "repetitions before those"),
-          ("-m", "agg_iters", 1, 1, "calls grouped in each repetition"),
-          ("-N", "run_cycles", 0, 1, "rounds over all sizes; 0: no end"),
-          ("-c", "check", 0, 1, "checked repetitions besides the timed ones; 0: check nothing"),
-          ("-K", "per_iter_skip", 0, 0, "first ones not in the spread"),
-          ("-G", "cudagraph", 0, 0, "replay a captured graph so often"),
-          ("-T", "timeout", 0, 0, "seconds for each call, 0: 300"),
-          ("-u", "unalign", 0, 0, "elements that all arrays are shifted by"))
+               ("-m", "agg_iters", 1, 1, "calls grouped in each repetition"),
+               ("-N", "run_cycles", 0, 1, "rounds over all sizes; 0: no end"),
+               ("-c", "check", 0, 1, "checked repetitions besides the timed ones; 0: check nothing"),
+               ("-K", "per_iter_skip", 0, 0, "first ones not in the spread"),
+               ("-G", "cudagraph", 0, 0, "replay a captured graph so often"),
+               ("-T", "timeout", 0, 0, "seconds for each call, 0: 300"),
+               ("-u", "unalign", 0, 0, "elements that all arrays are shifted by"))
 FLAG_CHOICES = (("-a", "average", range(4), 1, "time of rank 0, or over ranks the mean, least or most: 0 to 3 (1)"),
-           ("-z", "blocking", range(4), 0, "1: wait and barrier after each call, 2: wait, 3: after each repetition"),
-           ("-I", "per_iter_timing", range(2), 0, "1: columns of the spread"),
-           ("-C", "report_cputime", range(2), 0, "1: time until the call returns"),
-           ("-S", "report_timestamps", range(2), 0, "1: the time on each line"),
-           ("-t", "nthreads", range(1, 2), 1, "1: start a rank for each GPU"),
-           ("-g", "ngpus", range(1, 2), 1, "1: start a rank for each GPU"))
+                ("-z", "blocking", range(4), 0, "1: wait and barrier after each call, 2: wait, 3: after repetitions"),
+                ("-I", "per_iter_timing", range(2), 0, "1: columns of the spread"),
+                ("-C", "report_cputime", range(2), 0, "1: time until the call returns"),
+                ("-S", "report_timestamps", range(2), 0, "1: the time on each line"),
+                ("-t", "nthreads", range(1, 2), 1, "1: start a rank for each GPU"),
+                ("-g", "ngpus", range(1, 2), 1, "1: start a rank for each GPU"))
 FLAG_WORDS = (("device", ("cpu", "cuda", "emulated"), "where the arrays lie"),
-         ("stream", ("own", "null"), "the CUDA stream"),
-         ("memory", ("ordinary", "symmetric"), "symmetric: memory that all ranks of a node map"),
-         ("progress", ("auto", "bar", "lines", "off"), "how far it is; auto: a line that changes on a terminal"))
+              ("stream", ("own", "null"), "the CUDA stream"),
+              ("memory", ("ordinary", "symmetric"), "symmetric: memory that all ranks of a node map"),
+              ("progress", ("auto", "bar", "lines", "off"), "how far it is; auto: a line that changes on a terminal"))
 
 
 class Settings(NamedTuple):

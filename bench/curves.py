@@ -104,7 +104,7 @@ def _rows(file: int, result: Record) -> list[CurveRow]:
     against, size, count = result.get("against") or {}, int(result["size"]), int(result["count"])
     ratios = {peer: found["ratio"]["out_of_place"] for peer, found in against.items()}
     return [CurveRow(file, name + memory, False, size, count, _sides(result), result.get("bound"), ratios,
-                result.get("skew_us"), result.get("late_rank")),
+                     result.get("skew_us"), result.get("late_rank")),
             *(CurveRow(file, peer + memory, True, size, count, _sides(found)) for peer, found in against.items())]
 
 
@@ -115,7 +115,7 @@ def _sides(measured: Record) -> dict[str, CurveSide]:
         if body:
             times = tuple(repetitions.get("times_us") or ())[repetitions.get("skipped_iterations", 0):]
             sides[placement] = CurveSide(float(body.get("time", body.get("cpu_time"))), float(body["alg_bw"]),
-                                    float(body["bus_bw"]), body.get("nwrong"), repetitions.get("p99_us"), times)
+                                         float(body["bus_bw"]), body.get("nwrong"), repetitions.get("p99_us"), times)
     return sides
 
 

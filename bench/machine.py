@@ -51,7 +51,7 @@ def copy_bandwidth(comm: Communicator, device: BenchDevice) -> CopySpeed:
     everyone = numpy.array(comm.mpi.allgather(seconds))
     moved = 2 * nbytes / 1e9
     return CopySpeed(comm.size * moved / float(numpy.median(everyone.max(axis=0))), nbytes,
-                tuple((moved / numpy.median(everyone, axis=1)).tolist()))
+                     tuple((moved / numpy.median(everyone, axis=1)).tolist()))
 
 
 def bound(case: BenchCase, count: int, copy: CopySpeed) -> float | None:

@@ -50,7 +50,7 @@ def measure(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
     measured = {way: statistics.median(each) for way, each in times.items()}
     level = shipped(DEFAULT).levels[0]
     rows = [SplitRow(servers, ranks - servers, moved[servers], measured[servers],
-                foretold(level, servers, ranks - servers, nbytes)) for servers in splits]
+                     foretold(level, servers, ranks - servers, nbytes)) for servers in splits]
     ring = simulate("all_reduce", "ring", ranks, nbytes).seconds * 1e3
     each = 2 * (ranks - 1) / ranks * nbytes / MIB
     return [f"{nbytes / MIB:g} MiB of float32, {ranks} ranks; MiB into and out of the busiest server and a worker in a "

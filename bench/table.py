@@ -41,8 +41,9 @@ def line(result: Result, *, spread: bool = False, stamp: str = "", name: str = "
     text = "{size:>12}  {count:>12}  {type:>8}  {redop:>6}  {root:>6}".format_map(result)
     for placement in PLACEMENTS:
         body = result[placement]
+        wrong = "N/A" if body["nwrong"] is None else f"{body['nwrong']:g}"
         text += SIDE_COLUMNS.format(number(body.get("time", body.get("cpu_time")), 7), number(body["alg_bw"], 6),
-                            number(body["bus_bw"], 6), "N/A" if body["nwrong"] is None else f"{body['nwrong']:g}")
+                                    number(body["bus_bw"], 6), wrong)
         if spread:
             statistics = result[f"{placement}_per_iter"]
             text += SPREAD.format(*(number(statistics[key], 7) for key in ("min_us", "max_us", "p99_us", "cv_pct")))

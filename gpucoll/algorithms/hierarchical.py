@@ -49,9 +49,9 @@ INNER_PHASES = ("reduce_scatter", "all_gather")
 WORK: dict[str, Buffer] = {"input": "scratch", "output": "scratch"}
 # By the name of an all-reduce: the two halves, or the reduction to a rank and the broadcast back.
 HALF_PAIRS = {"halving_doubling": ("recursive_halving", "recursive_doubling"), "two_shot": ("direct", "direct"),
-          **{name: (name, name) for name in ("circulant", "direct", "ring")}}
+              **{name: (name, name) for name in ("circulant", "direct", "ring")}}
 ROOTED_PAIRS = {"reduce_broadcast": ("binomial", "binomial"), "star": ("linear", "linear"),
-        **{name: (name, name) for name in ("binomial", "chain", "double_tree", "linear", "tree")}}
+                **{name: (name, name) for name in ("binomial", "chain", "double_tree", "linear", "tree")}}
 # Reduction and broadcast in place of the halves for nodes of different sizes: long arrays, any number of ranks.
 ANY_SIZES = ("reduce_scatter_gather", "scatter_all_gather")
 

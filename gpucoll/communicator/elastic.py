@@ -120,8 +120,8 @@ def _lost(call: str, error: Exception, link: Transport | None) -> RankFailedErro
 
 
 def _open_group(place: regroup.Place, make: Callable[[Transport, bootstrap.Options], Communicator],
-          options: bootstrap.Options, call: str, before: Transport | None = None
-          ) -> tuple[Communicator | None, Transport | None, GpucollError | None]:
+                options: bootstrap.Options, call: str, before: Transport | None = None
+                ) -> tuple[Communicator | None, Transport | None, GpucollError | None]:
     """Make the communicator of a new group; return it once all ranks have made it.
 
     After a death of a rank the communicator is given up: it is None, with the link, if there is one, and the error. A

@@ -26,8 +26,8 @@ from gpucoll.progress.waits import Progress
 
 # Enumerations of nccl.h, under the names in the tables of `gpucoll.core`.
 NCCL_DTYPES = {"ncclInt8": 0, "ncclUint8": 1, "ncclInt32": 2, "ncclUint32": 3, "ncclInt64": 4, "ncclUint64": 5,
-          "ncclFloat16": 6, "ncclFloat32": 7, "ncclFloat64": 8, "ncclBfloat16": 9, "ncclFloat8e4m3": 10,
-          "ncclFloat8e5m2": 11}
+               "ncclFloat16": 6, "ncclFloat32": 7, "ncclFloat64": 8, "ncclBfloat16": 9, "ncclFloat8e4m3": 10,
+               "ncclFloat8e5m2": 11}
 NCCL_OPS = {"ncclSum": 0, "ncclProd": 1, "ncclMax": 2, "ncclMin": 3, "ncclAvg": 4}
 NCCL_UINT8 = NCCL_DTYPES["ncclUint8"]
 CUPYS = {"all_reduce": "allReduce", "reduce": "reduce", "reduce_scatter": "reduceScatter", "broadcast": "broadcast",

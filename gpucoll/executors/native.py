@@ -27,15 +27,15 @@ from gpucoll.progress.operations import Operation, keep_for_ever
 # The threads of a process share the datatypes, and each datatype must be made once.
 _MAKING = threading.Lock()
 MPI_NAMES = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast", "all_gather": "Allgather",
-         "gather": "Gather", "scatter": "Scatter", "reduce_scatter": "Reduce_scatter_block", "all_to_all": "Alltoall",
-         "scan": "Scan", "exscan": "Exscan", "all_gather_v": "Allgatherv", "gather_v": "Gatherv",
-         "scatter_v": "Scatterv", "reduce_scatter_v": "Reduce_scatter", "all_to_all_v": "Alltoallv",
-         "barrier": "Barrier"}
+             "gather": "Gather", "scatter": "Scatter", "reduce_scatter": "Reduce_scatter_block", "scan": "Scan",
+             "all_to_all": "Alltoall", "exscan": "Exscan", "all_gather_v": "Allgatherv", "gather_v": "Gatherv",
+             "scatter_v": "Scatterv", "reduce_scatter_v": "Reduce_scatter", "all_to_all_v": "Alltoallv",
+             "barrier": "Barrier"}
 # Collectives with the library's meaning of in-place calls in MPI. For all others in place, the input is copied.
 MAY_BE_IN_PLACE = {"all_reduce", "reduce", "all_gather", "gather", "all_to_all", "scan", "exscan"}
 CALL_INTERVAL = 0.5  # seconds between two looks at a blocking call
 MPI_ON_BOOL = {"sum": "LOR", "max": "LOR", "bor": "LOR", "lor": "LOR", "prod": "LAND", "min": "LAND", "band": "LAND",
-           "land": "LAND", "bxor": "LXOR", "lxor": "LXOR"}
+               "land": "LAND", "bxor": "LXOR", "lxor": "LXOR"}
 
 
 class NativeExecutor(Executor):

@@ -83,7 +83,7 @@ def sweep(collective: str, names: Sequence[str], ranks: Iterable[int], sizes: Se
 
 
 SWEEP_HEADING = (f"{'ranks':>7} {'bytes':>12}  {'algorithm':24} {'segments':>8} {'time us':>13} {'latency':>8} "
-          f"{'bandwidth':>9} {'reduction':>9} {'busbw GB/s':>10}")
+                 f"{'bandwidth':>9} {'reduction':>9} {'busbw GB/s':>10}")
 
 
 def as_text(collective: str, topology: AnyLinks, swept: Sweep) -> Iterator[str]:

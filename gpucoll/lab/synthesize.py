@@ -56,8 +56,8 @@ def as_python(made: Synthesis, graph: LinkGraph, kind: str, names: Mapping[str, 
     note = (f"{len(found.trees)} trees, segments: {', '.join(map(str, names.values()))}; at most "
             f"{float(found.algbw):.6g} GB/s of the bound {float(made.limit.algbw):.6g} GB/s")
     head = FILE_HEAD.format(kind=kind, graph=graph.name, ranks=graph.ranks, note=note, rows="TREES", lines=lines,
-                       imported=f"forest import Forest{', turned' if found.sides else ''}",
-                       columns="root, chunks of a segment, edges from parent to child")
+                            imported=f"forest import Forest{', turned' if found.sides else ''}",
+                            columns="root, chunks of a segment, edges from parent to child")
     rows = f"turned(TREES, {found.sides})" if found.sides else "TREES"
     return head + "".join(ALGORITHM.format(
         made="forest" if len(names) == 1 else f"forest_{segments}", kind=kind, name=name, ranks=graph.ranks,

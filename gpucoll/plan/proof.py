@@ -77,7 +77,7 @@ class _PlannedRank:
     def __init__(self, row: Collective, rank: int, plan: Plan, counts: Sequence[int]) -> None:
         self.row, self.rank, self.plan, self._count = row, rank, plan, counts[1]
         self.steps: dict[int, tuple[int, PlanStep]] = {step.number: (number, step)
-                                                   for number, steps in enumerate(plan.rounds) for step in steps}
+                                                       for number, steps in enumerate(plan.rounds) for step in steps}
         self.memory: dict[str, list[ElementContent]] = {name: [None] * count for name, count in plan.workspace.items()}
         given, taken = (Slice("input", 0, counts[0]), Slice("output", 0, counts[1]))
         self.memory |= {part.buffer: [None] * plan.layouts.span(part)[1] for part in (given, taken)}

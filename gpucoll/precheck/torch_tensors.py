@@ -21,7 +21,7 @@ from gpucoll.emulation import CUPY_FACE, installed, is_installed, torch_cuda
 
 MEMORY_FUNCTIONS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 NO_EFFECT = ("empty_cache", "init", "manual_seed", "manual_seed_all", "seed", "ipc_collect", "reset_peak_memory_stats",
-           "reset_max_memory_allocated", "set_per_process_memory_fraction")
+             "reset_max_memory_allocated", "set_per_process_memory_fraction")
 TENSOR_METHODS = ("to", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros", "type")
 
 

@@ -61,9 +61,9 @@ class HostKind(NamedTuple):
 
 
 HOST_KINDS = {"shared": HostKind(compares=True, carries=True, has_wire=False),
-         "hybrid": HostKind(compares=False, carries=True, has_wire=True),
-         "mpi": HostKind(compares=False, carries=False, has_wire=True),
-         "ucx": HostKind(compares=False, carries=False, has_wire=True)}
+              "hybrid": HostKind(compares=False, carries=True, has_wire=True),
+              "mpi": HostKind(compares=False, carries=False, has_wire=True),
+              "ucx": HostKind(compares=False, carries=False, has_wire=True)}
 
 
 class NodeEngine(Executor):

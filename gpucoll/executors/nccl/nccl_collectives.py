@@ -18,7 +18,7 @@ from gpucoll.executors import Call, CallLauncher, CallRequest, Executor
 from gpucoll.progress.operations import Operation
 
 NCCL_ON_BOOL = {"sum": "max", "max": "max", "bor": "max", "lor": "max", "prod": "min", "min": "min", "band": "min",
-           "land": "min"}
+                "land": "min"}
 WITH_OP = ("all_reduce", "reduce", "reduce_scatter")
 
 
