@@ -4,13 +4,20 @@ import sys
 import types
 
 
+class Known(type):
+    """A class of which every attribute is such a class."""
+
+    def __getattr__(cls, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Known(name, (), {})
+
+
 class Names(types.ModuleType):
     """A module of which every name is a class."""
 
     def __getattr__(self, name: str) -> type:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
+        return Known.__getattr__(Known, name)
 
 
 def setup(app: object) -> dict[str, bool]:

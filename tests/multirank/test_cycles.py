@@ -111,7 +111,7 @@ def right_programs(comm):
 
 def looked_at(mpi):
     """Show and look at every poll of every wait."""
-    with mock.patch.multiple(cycles, AFTER=0, LOOK=0):
+    with mock.patch.multiple(cycles, AFTER=0, BOARD_INTERVAL=0):
         right_programs(mpi)
 
 
@@ -172,7 +172,7 @@ def test_a_right_program_is_no_cycle(ranks, size):
 
 
 def test_a_right_program_of_threads_is_no_cycle():
-    with mock.patch.multiple(cycles, AFTER=0, LOOK=0):
+    with mock.patch.multiple(cycles, AFTER=0, BOARD_INTERVAL=0):
         gc.run_local(right_programs.__wrapped__, 4, timeout=seconds(60))
 
 

@@ -207,7 +207,7 @@ def test_of_many_errors_one_traceback_is_shown(launcher, script):
 PATIENT = """
 import runpy
 from gpucoll.launch import standalone
-standalone.GRACE = 1e6
+standalone.KILL_TIMEOUT = 1e6
 runpy.run_module("gpucoll", run_name="__main__")
 """
 

@@ -68,7 +68,7 @@ def pair():
     user = 1 << MODULE.USER_SHIFT
     yield [ucx.UcxMessages(one, user, rank, everyone, matches=True) for rank, one in enumerate(processes)]
     for one in processes:
-        one.close(1.0)
+        one.worker.close(1.0)
 
 
 def until(condition, pair):

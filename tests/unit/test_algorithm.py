@@ -89,7 +89,7 @@ def test_a_mistake_is_named(mistake):
 
 
 def test_what_never_ends_or_changes_is_refused(monkeypatch):
-    monkeypatch.setattr("gpucoll.verify.user.MOST_ROUNDS", 50)
+    monkeypatch.setattr("gpucoll.verify.user.ROUND_LIMIT", 50)
 
     @gc.algorithm("all_reduce", "endless", chunks=1)
     def endless(rank, size):
