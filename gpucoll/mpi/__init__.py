@@ -20,6 +20,7 @@ from mpi4py import MPI
 
 from gpucoll import internal
 from gpucoll.communicator import Communicator
+from gpucoll.device.gpus import package
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import GivenOptions
@@ -256,9 +257,12 @@ class Comm(MPI.Intracomm):
             deliver(done)
         self._finish(name, *arguments)
 
-    def _deliver(self, name: str, deliver: Callable[[Any], Any], came: Any) -> None:
-        deliver(came)
-        self._finish(name, came)
+    def _deliver(self, name: str, deliver: Callable[[Any], Any], places: Any, came: Any) -> None:
+        with contextlib.ExitStack() as entered:
+            for place in places:
+                entered.enter_context(place)
+            deliver(came)
+            self._finish(name, came)
 
     def _finish(self, name: str, *buffers: Any) -> None:
         """Wait until a call on GPU arrays has ended, so that every stream finds the result, as MPI promises."""
@@ -272,13 +276,19 @@ class Comm(MPI.Intracomm):
         bound = STARTED[name] | dict(zip(STARTED[name], given, strict=False)) | named
         asks = name.endswith("v") or name in ("Scatter", "Reduce_scatter")
         is_mpis = self._request is Request and (asks or not self.comm.options.deterministic)
+        on_gpu = gpu_array(*bound.values()) is not None
         try:
-            if is_mpis and gpu_array(*bound.values()) is None:
+            if is_mpis and not on_gpu:
                 raise NotOurs
             call, deliver = getattr(self, "_" + name.lower())(**bound)
         except NotOurs:
             return getattr(super(), "I" + name.lower())(*given, **named)
-        return self._request(call(async_op=True), deliver and functools.partial(self._deliver, name, deliver))
+        if deliver is not None:
+            # Another thread may deliver the result: on the device and the stream that are this thread's now.
+            cuda = package("cupy").cuda if on_gpu else None
+            places = (cuda.Device(), cuda.get_current_stream()) if cuda is not None else ()
+            deliver = functools.partial(self._deliver, name, deliver, places)
+        return self._request(call(async_op=True), deliver)
 
     def _barrier(self) -> PreparedCall:
         return self.comm.barrier, None
@@ -406,6 +416,8 @@ class Comm(MPI.Intracomm):
                 self.comm.send(row(sendbuf), dest, sendtag)
             if source != MPI.PROC_NULL:
                 self._received(row(recvbuf), source, recvtag, status)
+            elif status is not None:
+                fill_status(status, source, MPI.ANY_TAG, 0)
         self._finish("Sendrecv", sendbuf, recvbuf)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:

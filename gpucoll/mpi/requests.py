@@ -110,11 +110,11 @@ class Request(MPI.Request):
     def Wait(self, status: MPI.Status | None = None) -> Any:
         """Return True once the result is in its buffer."""
         self._ending.tell()
-        with contextlib.suppress(MPI.Exception):  # after an error of ours
-            super().Wait()
-        error, self._ending.error = self._ending.error, None
-        if error is not None:
-            raise error
+        if self._ending.error is not None:
+            with contextlib.suppress(MPI.Exception):  # the message that is too long
+                super().Wait()
+            raise self._ending.error
+        super().Wait()
         if status is not None:
             fill_status(status, *self._received)
         return True
