@@ -13,7 +13,6 @@ from gpucoll.internal import COLLECTIVES, find, is_file, loaded, named, prove, r
 from gpucoll.lab import sweep
 from gpucoll.lab.document import write
 from gpucoll.lab.draw import draw as drawing
-from gpucoll.lab.graphs.link_graph import load_graph
 from gpucoll.lab.verify import ProofRow, prove_registry
 
 
@@ -86,12 +85,8 @@ def _output(options: Any) -> Path:
 
 def draw(options: Any) -> int:
     """Write the drawing, and print one line naming path, collective, algorithm and ranks."""
-    graph = None if options.topology is None else load_graph(options.topology)
-    if graph is not None and options.ranks is None:
-        options.ranks = graph.ranks
     (kind, name, ranks), path = _asked_for(options), _output(options)
-    write(path, drawing(name, kind, size=ranks, root=options.root, segments=options.segments, form=path.suffix[1:],
-                        graph=graph))
+    write(path, drawing(name, kind, size=ranks, root=options.root, segments=options.segments, form=path.suffix[1:]))
     print(f"{path}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}")
     return 0
 

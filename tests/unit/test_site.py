@@ -109,8 +109,6 @@ def test_a_command_exists_with_its_options_and_runs_where_that_is_quick(words, t
                                                                         own_algorithms):
     check(words)
     if words[0] == "gpucoll" and words[1] in QUICK:
-        if (words[1] == "draw" and "--topology" in words) or (words[1] == "bound" and "-o" in words):
-            pytest.importorskip("networkx", reason="pip install 'gpucoll[plot]'")
         monkeypatch.chdir(tmp_path)
         assert cli.main([SMALLER.get(word, word) for word in words[1:]]) == 0
 

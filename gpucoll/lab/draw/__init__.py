@@ -4,8 +4,6 @@
             draw()                       proves the schedule, then draws it
     page.py        still.py              the page; the picture
     placement.py   record.py             positions of ranks; messages, contents and load by round
-    graph_places.py graph_view.py        a graph of links: positions, lines; the load of each link by round
-    graph_still.py                       the picture of a graph: rounds, or the cut that limits a collective
 ```
 The same call always returns the same text.
 """
@@ -14,59 +12,43 @@ from __future__ import annotations
 
 from gpucoll.errors import ArgumentError
 from gpucoll.internal import find, schedules
-from gpucoll.lab.draw.graph_still import MOST_DRAWN_ROUNDS, rounds_on_graph
-from gpucoll.lab.draw.graph_view import graph_view
 from gpucoll.lab.draw.page import page
-from gpucoll.lab.draw.placement import GraphLayout, layout
+from gpucoll.lab.draw.placement import layout
 from gpucoll.lab.draw.record import View, record
 from gpucoll.lab.draw.still import Still
-from gpucoll.lab.graphs.link_graph import LinkGraph
 
 __all__ = ["draw", "view"]
 
 MOST_DRAWN_RANKS, MOST_DRAWN_CHUNKS, MOST_DRAWN_MESSAGES = 64, 256, 20_000
-MOST_ON_GRAPH = 8192  # chunks on a graph: beyond MOST_DRAWN_CHUNKS the page shows no chunks
 MOST_CELLS = {"html": 8_000_000, "svg": 100_000}  # states of chunks
 
 
 def draw(algorithm: str, collective: str = "all_reduce", *, size: int = 8, root: int = 0, segments: int = 1,
-         form: str = "html", graph: LinkGraph | None = None) -> str:
+         form: str = "html") -> str:
     """Return the text of a file with all ranks' schedules, `form` "html" or "svg"; the schedules are proved first.
 
-    With a `graph` of links the messages take the simulator's routes on the drawing of the graph. Raises ArgumentError
-    for unknown names, and with code GC-DRAW for drawings too large to read.
+    Raises ArgumentError for unknown names, and with code GC-DRAW for drawings too large to read.
 
     >>> draw("ring", size=2, form="svg")[:40]
     '<svg xmlns="http://www.w3.org/2000/svg" '
     """
     if form not in MOST_CELLS:
         raise ArgumentError(f"a drawing is an .html page or an .svg picture, not {form!r}", code="GC-DRAW")
-    drawn = view(algorithm, collective, size=size, root=root, segments=segments, graph=graph)
-    if form == "svg" and drawn.graph is not None:
-        _check("rounds", drawn.rounds, MOST_DRAWN_ROUNDS)
-        return rounds_on_graph(drawn.title, drawn.graph)
+    drawn = view(algorithm, collective, size=size, root=root, segments=segments)
     _check(f"states of chunks in an .{form}", len(drawn.changes) * size * (drawn.scratch + drawn.outputs),
            MOST_CELLS[form])
     return page(drawn) if form == "html" else Still(drawn).document()
 
 
-def view(algorithm: str, collective: str, *, size: int, root: int = 0, segments: int = 1,
-         graph: LinkGraph | None = None) -> View:
+def view(algorithm: str, collective: str, *, size: int, root: int = 0, segments: int = 1) -> View:
     """Return the recording of a schedule with the layout of the ranks; raise as `draw`."""
-    if graph is not None and graph.ranks != size:
-        raise ArgumentError(f"graph {graph.name} has {graph.ranks} ranks, not {size}", code="GC-TOPOLOGY")
-    most = MOST_DRAWN_CHUNKS if graph is None else MOST_ON_GRAPH
     _check("ranks", size, MOST_DRAWN_RANKS)
     claim = find(collective, algorithm).claim(size, root, segments, None)
-    _check("chunks", claim.chunks, most)
+    _check("chunks", claim.chunks, MOST_DRAWN_CHUNKS)
     everyone = schedules(collective, algorithm, size=size, root=root, segments=segments)
     drawn = record(collective, everyone, chunks=claim.chunks, root=root)
-    _check("chunks of scratch", drawn.scratch, most)
+    _check("chunks of scratch", drawn.scratch, MOST_DRAWN_CHUNKS)
     _check("messages", len(drawn.messages), MOST_DRAWN_MESSAGES)
-    if graph is not None:
-        on = graph_view((message[:4] for message in drawn.messages), drawn.rounds, graph)
-        places = GraphLayout("links", on.places.places[:size], on.places.radius)
-        return drawn._replace(algorithm=algorithm, layout=places, graph=on, busiest=on.busiest)
     pairs = [(message.sender, message.receiver) for message in drawn.messages]
     kind, parameters = find(collective, algorithm).traits.layout, algorithm.partition("(")[2].rstrip(")")
     return drawn._replace(algorithm=algorithm, layout=layout(kind, size, pairs, root, parameters))

@@ -61,7 +61,6 @@ function bubble(ranks) {
 }
 
 function links() {
-  if (data.graph) return graphLinks();
   const pairs = new Map(data.messages.map(([one, other]) => [Math.min(one, other) * 64 + Math.max(one, other), [one, other]]));
   if (pairs.size > 300) return;
   for (const [one, other] of pairs.values()) {
@@ -80,8 +79,8 @@ function node([x, y], rank) {
     make("circle", { r: ring, class: "track", "stroke-width": width, style: `stroke-width:${width}` }, group);
     make("circle", { r: ring, class: "gained", pathLength: 100, transform: "rotate(-90)", style: `stroke-width:${width}` }, group);
   }
-  if (radius >= 17 || data.graph) {
-    const size = data.graph ? Math.max(9, Math.min(24, radius)) : Math.max(22, radius * 0.8);
+  if (radius >= 17) {
+    const size = Math.max(22, radius * 0.8);
     make("text", { class: "disc", "text-anchor": "middle", y: size * 0.36, "font-size": size }, face).textContent = rank;
   } else if (rank % (data.size > 32 ? 8 : 4) === 0) {
     name(group, x, y, rank);
@@ -155,10 +154,9 @@ function drawStage() {
     layers[1].replaceChildren();
     layers[3].replaceChildren();
     stage.classList.toggle("many", MANY || flights[frame].length > 48);
-    moving = data.graph ? graphFlows() : flights[frame].map((message) => [arrow(message), packet(message)]);
+    moving = flights[frame].map((message) => [arrow(message), packet(message)]);
     drawn = frame;
   }
-  if (data.graph) return graphDots();
   for (const [path, group] of moving) {
     const [x, y] = along(path, 0.22 + 0.48 * progress * progress * (3 - 2 * progress));
     group.setAttribute("transform", `translate(${x.toFixed(1)} ${y.toFixed(1)})`);
@@ -182,8 +180,6 @@ function drawNodes(state) {
 const canvas = document.querySelector("canvas");
 const context = canvas.getContext("2d");
 let sizes = null, stamps = new Map();
-document.querySelector(".cells").hidden = !data.cells;
-document.querySelector(".panes").classList.toggle("alone", !data.cells);
 
 function measure() {
   const room = canvas.parentElement.clientWidth, gap = data.scratch && data.outputs ? 18 : 0;
@@ -238,7 +234,6 @@ function fill(made, crowd, wanted, palette) {
 }
 
 function drawCells(state) {
-  if (!data.cells) return;
   const palette = Object.fromEntries(["cell", "done", "ink", "muted", "focus", "axis", "paper"].map((role) => [role, colour(role)]));
   const { across, down, space } = sizes, width = across - space, height = down - space;
   context.clearRect(0, 0, sizes.width, sizes.height);
@@ -370,13 +365,12 @@ function plural(count, word) {
 
 function say() {
   const ends = complete_everywhere() ? " Every output is complete." : "";
-  find("load").textContent = frame ? plural(+data.busiest[frame - 1].toFixed(1), "chunk") : "";
+  find("load").textContent = frame ? plural(data.busiest[frame - 1], "chunk") : "";
   find("idle").textContent = frame ? `${+data.idle[frame - 1].toFixed(1)} of ${data.size}` : "";
   const title = `Round ${frame} of ${LAST}`;
   if (!frame) return `Before the start: every rank has its input, in its own colour.${ends}`;
   const idle = data.idle[frame - 1], resting = idle ? `${+idle.toFixed(1)} of ${data.size} ranks idle` : "no rank idle";
   const load = data.busiest[frame - 1];
-  if (data.graph && load) return `${title}: ${plural(flights[frame].length, "message")}, ${graphLoad()}, ${resting}.${ends}`;
   return `${title}: ${plural(flights[frame].length, "message")}${load ? `, ${plural(load, "chunk")} on the busiest link` : ""}, ${resting}.${ends}`;
 }
 
@@ -391,7 +385,7 @@ function listMessages() {
     line.textContent = `${message[SENDER]} → ${message[RECEIVER]}${chunks}${message[CONTENT] < 0 ? "" : `, from ${crowdText(message[CONTENT])}`}`;
     return line;
   });
-  find("messages").replaceChildren(...(data.graph ? graphLines() : []), ...lines);
+  find("messages").replaceChildren(...lines);
 }
 
 document.querySelector("details").addEventListener("toggle", listMessages);

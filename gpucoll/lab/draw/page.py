@@ -7,32 +7,22 @@ from html import escape
 from typing import Any
 
 from gpucoll.lab.document import asset, page_file, palettes, script_data
-from gpucoll.lab.draw.graph_view import legend
 from gpucoll.lab.draw.placement import SIDE
 from gpucoll.lab.draw.record import ChunkChanges, View
 from gpucoll.lab.draw.still import DRAWN_DARK, DRAWN_LIGHT, ON_RANK, key, number, path, rank_colour, ranks, rect
 
-MOST_CELLS = 256  # chunks of a rank that a reader can tell apart; beyond, the page shows none
 LANE_WIDTH = 1000.0  # width of a lane in SVG units; the page stretches lanes to the window
 
 
 def page(view: View) -> str:
     body, (title, *details) = asset(__package__, "page.html"), view.title.split(" · ")
     texts = {"name": escape(title), "details": escape(" · ".join(details)), "tiles": _tiles(view),
-             "legend": "" if view.graph is None else
-             f"<figcaption><p>{legend(view.graph)} Numbers, where there is room, count chunks.</p></figcaption>",
-             "key": key(view), "last": str(view.rounds), "box": _box(view), **_lanes(view),
+             "key": key(view), "last": str(view.rounds), "box": f"0 0 {number(SIDE)} {number(SIDE)}", **_lanes(view),
              "data": script_data(_data(view))}
     for name, text in texts.items():
         body = body.replace(f"{{{{{name}}}}}", text)
     style = palettes(DRAWN_LIGHT, DRAWN_DARK) + ranks(view.size) + f".disc{{fill:{ON_RANK}}}\n"
-    return page_file(view.title, style + asset(__package__, "page.css"), body,
-                     asset(__package__, "page.js") + asset(__package__, "graph.js"))
-
-
-def _box(view: View) -> str:
-    top, bottom = (0.0, SIDE) if view.graph is None else view.graph.places.span
-    return f"0 {number(top)} {number(SIDE)} {number(bottom - top)}"
+    return page_file(view.title, style + asset(__package__, "page.css"), body, asset(__package__, "page.js"))
 
 
 def _tiles(view: View) -> str:
@@ -106,8 +96,6 @@ def _data(view: View) -> dict[str, Any]:
         "layout": view.layout.name, "places": view.layout.places, "radius": view.layout.radius,
         "groups": view.layout.groups,
         "colours": [rank_colour(rank, view.size) for rank in range(view.size)],
-        "graph": None if view.graph is None else view.graph.data(),
-        "cells": max(view.outputs, view.scratch) <= MOST_CELLS,
     }
 
 

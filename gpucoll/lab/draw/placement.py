@@ -103,7 +103,7 @@ def fitted(name: str, places: Points, groups: Groups = ()) -> GraphLayout:
     """Return positions scaled to the square, with the largest radius keeping discs apart."""
     points = [places[rank] for rank in sorted(places)]
     spans = [max(values) - min(values) for values in zip(*points, strict=True)]
-    if name in ("circle", "hub", "groups", "links"):
+    if name in ("circle", "hub", "groups"):
         spans = [max(spans)] * 2  # one scale for both axes keeps circles round
     for radius in RADII:
         margin = GRID_MARGIN if name == "grid" else max(LEAST_MARGIN, radius + (24 if groups else MARGIN))

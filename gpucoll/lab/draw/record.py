@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeAlias
 
 from gpucoll.internal import Collective, Round, Send, Slice, SymbolicMemory, Turn, contributions
 from gpucoll.internal import collective as collective_row
-from gpucoll.lab.draw.graph_view import GraphView
 from gpucoll.lab.draw.placement import GraphLayout
 
 NO_CONTENT = -1  # in place of a content: an empty chunk, or a chunk of output without a promised value
@@ -62,13 +61,11 @@ class View(NamedTuple):
     most_sent: int  # chunks sent by the busiest rank
     algorithm: str = ""
     layout: GraphLayout = GraphLayout("", (), 0.0)
-    graph: GraphView | None = None
 
     @property
     def title(self) -> str:
-        """The title of the drawing: algorithm, collective, number of ranks, and the graph."""
-        on = f" · on {self.graph.places.graph.name}" if self.graph is not None else ""
-        return f"{self.algorithm} · {self.row.name} · {self.size} rank{'s' * (self.size > 1)}{on}"
+        """The title of the drawing: algorithm, collective and number of ranks."""
+        return f"{self.algorithm} · {self.row.name} · {self.size} rank{'s' * (self.size > 1)}"
 
 
 def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> View:

@@ -82,7 +82,7 @@ def picture(title: str, width: float, height: float, style: str, shapes: Iterabl
     """Return an SVG file of `shapes`, with a class for each colour, and `style` for further classes."""
     # Light colours come first, for programs without media queries; readers preferring dark get dark.
     light, dark = ("".join(f".{role}{{fill:{colour}}}.s-{role}{{fill:none;stroke:{colour}}}"
-                           for role, colour in palette.items()) + f".halo{{stroke:{palette['paper']}}}"
+                           for role, colour in palette.items())
                    for palette in (DRAWN_LIGHT, DRAWN_DARK))
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
             f'viewBox="0 0 {width:g} {height:g}" role="img" font-family="{FONT}"><title>{escape(title)}</title>'

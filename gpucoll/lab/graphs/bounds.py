@@ -23,12 +23,10 @@ from __future__ import annotations
 import json
 import math
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.errors import ArgumentError
 from gpucoll.internal import collective
-from gpucoll.lab.document import write
 from gpucoll.lab.graphs.link_graph import LinkGraph, load_graph
 from gpucoll.lab.graphs.max_flow import FlowNetwork
 from gpucoll.lab.graphs.symmetry import representatives
@@ -196,8 +194,6 @@ def main(options: Any) -> int:
     found = bound(graph, options.collective, options.root)
     sides = [[graph.names[node] for node in sorted(part)] for part in found.parts]
     text = f"{found.algbw.numerator}/{found.algbw.denominator}"
-    if options.output is not None:
-        _draw(Path(options.output), graph, options.collective, found)
     if options.json:
         print(json.dumps({"collective": options.collective, "graph": graph.name, "algbw_GBps": float(found.algbw),
                           "fraction": text, "cut": sides[0], "parts": sides, "inward": found.inward,
@@ -208,13 +204,3 @@ def main(options: Any) -> int:
     print(f"limited by the links {way} " + f"; {way} ".join(", ".join(side) for side in sides))
     print(f"at least {found.rounds} rounds")
     return 0
-
-
-def _draw(path: Path, graph: LinkGraph, name: str, found: Bound) -> None:
-    """Write the picture of the links that limit a collective; raise ArgumentError."""
-    from gpucoll.lab.draw.graph_still import cut_on_graph  # here, as few bounds are drawn
-
-    if path.suffix != ".svg":
-        raise ArgumentError(f"a cut is drawn as an .svg picture, not as {path.suffix or path.name!r}", code="GC-DRAW")
-    title = f"{name} on {graph.name}: at most {float(found.algbw):.6g} GB/s"
-    write(path, cut_on_graph(title, graph, found.parts, inward=found.inward))
