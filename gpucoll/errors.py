@@ -9,11 +9,30 @@ from collections.abc import Iterable, Sequence
 class GpucollError(RuntimeError):
     """Base of every error raised by gpucoll.
 
-    ``code`` names the case ("GC-SHAPE", ...), and ``ranks`` the ranks at fault, if any are known.
+    Parameters
+    ----------
+    message : str
+        The sentence for people.
+    code : str or None, optional
+        The code for scripts; None is the code of the class.
+    ranks : tuple of int, optional
+        The ranks at fault, if any are known.
+    settled : bool, optional
+        Whether the communicator can be used further.
 
+    Attributes
+    ----------
+    code : str
+        The case, such as "GC-SHAPE".
+    ranks : tuple of int
+        The ranks at fault, if any are known.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
     >>> try:
-    ...     raise ArgumentError("root 8 is not in 0..7", code="GC-ROOT")
-    ... except ValueError as error:
+    ...     raise gc.ArgumentError("root 8 is not in 0..7", code="GC-ROOT")
+    ... except gc.GpucollError as error:
     ...     print(error.code, error)
     GC-ROOT [GC-ROOT] root 8 is not in 0..7
     """
@@ -42,61 +61,262 @@ class GpucollError(RuntimeError):
 
 
 class ArgumentError(GpucollError, ValueError):
-    """An argument is wrong; no data has been sent and no array was written."""
+    """An argument is wrong; no data has been sent and no array was written.
+
+    Parameters
+    ----------
+    message : str
+        The sentence for people.
+    code : str or None, optional
+        The code for scripts; None is the code of the class.
+    ranks : tuple of int, optional
+        The ranks at fault, if any are known.
+    settled : bool, optional
+        Whether the communicator can be used further.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> try:
+    ...     gc.algorithms("all_reduce", size=0)
+    ... except gc.GpucollError as error:
+    ...     print(type(error).__name__, error.code)
+    ArgumentError GC-ALGO
+    """
 
     default_code = "GC-ARGUMENT"
 
 
 class DtypeError(GpucollError, TypeError):
-    """A dtype is not supported, or the op is not defined for the dtype; no data has been sent."""
+    """A dtype is not supported, or the op is not defined for the dtype.
+
+    No data has been sent.
+
+    Parameters
+    ----------
+    message : str
+        The sentence for people.
+    code : str or None, optional
+        The code for scripts; None is the code of the class.
+    ranks : tuple of int, optional
+        The ranks at fault, if any are known.
+    settled : bool, optional
+        Whether the communicator can be used further.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> import numpy
+    >>> try:
+    ...     gc.run_local(lambda comm: comm.all_reduce(numpy.array(["a"])), 2)
+    ... except gc.GpucollError as error:
+    ...     print(type(error).__name__, error.code)
+    DtypeError GC-DTYPE
+    """
 
     default_code = "GC-DTYPE"
 
 
 class MismatchError(GpucollError):
-    """The ranks made different calls, or a message has another length or dtype than the receiver expects."""
+    """The ranks made different calls, or a message has another length or dtype than the receiver expects.
+
+    Parameters
+    ----------
+    message : str
+        The sentence for people.
+    code : str or None, optional
+        The code for scripts; None is the code of the class.
+    ranks : tuple of int, optional
+        The ranks at fault, if any are known.
+    settled : bool, optional
+        Whether the communicator can be used further.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> import numpy
+    >>> try:
+    ...     gc.run_local(lambda comm: comm.all_reduce(numpy.zeros(1 + comm.rank)), 2)
+    ... except gc.GpucollError as error:
+    ...     print(type(error).__name__, error.code)
+    MismatchError GC-SHAPE
+    """
 
     default_code = "GC-MISMATCH"
 
 
 class PeerError(GpucollError):
-    """Another rank refused its arguments."""
+    """Another rank refused its arguments.
+
+    Parameters
+    ----------
+    message : str
+        The sentence for people.
+    code : str or None, optional
+        The code for scripts; None is the code of the class.
+    ranks : tuple of int, optional
+        The ranks at fault, if any are known.
+    settled : bool, optional
+        Whether the communicator can be used further.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> issubclass(gc.PeerError, gc.GpucollError)
+    True
+    """
 
     default_code = "GC-PEER"
 
 
 class RankFailedError(GpucollError):
-    """A rank died or left; the communicator is revoked."""
+    """A rank died or left; the communicator is revoked.
+
+    Parameters
+    ----------
+    message : str
+        The sentence for people.
+    code : str or None, optional
+        The code for scripts; None is the code of the class.
+    ranks : tuple of int, optional
+        The ranks at fault, if any are known.
+    settled : bool, optional
+        Whether the communicator can be used further.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> gc.RankFailedError("rank 2 has ended", ranks=(2,)).ranks
+    (2,)
+    """
 
     default_code = "GC-RANK"
 
 
 class CollectiveTimeout(GpucollError, TimeoutError):
-    """A wait reached its deadline; the communicator is revoked."""
+    """A wait reached its deadline; the communicator is revoked.
+
+    Parameters
+    ----------
+    message : str
+        The sentence for people.
+    code : str or None, optional
+        The code for scripts; None is the code of the class.
+    ranks : tuple of int, optional
+        The ranks at fault, if any are known.
+    settled : bool, optional
+        Whether the communicator can be used further.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> issubclass(gc.CollectiveTimeout, TimeoutError)
+    True
+    """
 
     default_code = "GC-TIMEOUT"
 
 
 class RevokedError(GpucollError):
-    """The communicator failed earlier; closing is the only call left."""
+    """The communicator failed earlier; closing is the only call left.
+
+    Parameters
+    ----------
+    message : str
+        The sentence for people.
+    code : str or None, optional
+        The code for scripts; None is the code of the class.
+    ranks : tuple of int, optional
+        The ranks at fault, if any are known.
+    settled : bool, optional
+        Whether the communicator can be used further.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> gc.RevokedError("an earlier call has failed").code
+    'GC-REVOKED'
+    """
 
     default_code = "GC-REVOKED"
 
 
 class ClosedError(GpucollError):
-    """The communicator was closed."""
+    """The communicator was closed.
+
+    Parameters
+    ----------
+    message : str
+        The sentence for people.
+    code : str or None, optional
+        The code for scripts; None is the code of the class.
+    ranks : tuple of int, optional
+        The ranks at fault, if any are known.
+    settled : bool, optional
+        Whether the communicator can be used further.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> comm, = gc.init_local(1)
+    >>> comm.close()
+    >>> try:
+    ...     comm.barrier()
+    ... except gc.GpucollError as error:
+    ...     print(type(error).__name__, error.code)
+    ClosedError GC-CLOSED
+    """
 
     default_code = "GC-CLOSED"
 
 
 class UsageError(GpucollError):
-    """The program starts or uses the library in an impossible way."""
+    """The program starts or uses the library in an impossible way.
+
+    Parameters
+    ----------
+    message : str
+        The sentence for people.
+    code : str or None, optional
+        The code for scripts; None is the code of the class.
+    ranks : tuple of int, optional
+        The ranks at fault, if any are known.
+    settled : bool, optional
+        Whether the communicator can be used further.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> try:
+    ...     gc.init(rank=0, size=2)  # without store=
+    ... except gc.GpucollError as error:
+    ...     print(type(error).__name__, error.code)
+    UsageError GC-STORE
+    """
 
     default_code = "GC-USAGE"
 
 
 class BackendError(GpucollError):
-    """MPI, NCCL or CUDA reported an error."""
+    """MPI, NCCL or CUDA reported an error.
+
+    Parameters
+    ----------
+    message : str
+        The sentence for people.
+    code : str or None, optional
+        The code for scripts; None is the code of the class.
+    ranks : tuple of int, optional
+        The ranks at fault, if any are known.
+    settled : bool, optional
+        Whether the communicator can be used further.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> gc.BackendError("no memory is left", code="GC-MEMORY").code
+    'GC-MEMORY'
+    """
 
     default_code = "GC-BACKEND"
 

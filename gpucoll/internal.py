@@ -78,7 +78,27 @@ def set_world(comm: Communicator | None) -> None:
 def default_transport(make: Callable[[], Transport]) -> Iterator[None]:
     """Let `gpucoll.init` of this process use the transport returned by ``make()``, inside the block.
 
-    `make` is called once for each new world, by the thread of the rank that makes it.
+    The function is called once for each new world, by the thread of the rank that makes it.
+
+    Parameters
+    ----------
+    make : callable
+        Returns a `gpucoll.Transport`; has no arguments.
+
+    Yields
+    ------
+    None
+        For a ``with`` block.
+
+    See Also
+    --------
+    gpucoll.Transport : The base class.
+
+    Examples
+    --------
+    >>> from gpucoll.internal import default_transport
+    >>> with default_transport(lambda: None):  # a program's own transport, in place of None
+    ...     pass
     """
     before, bootstrap.default_transport = bootstrap.default_transport, make
     try:

@@ -202,18 +202,79 @@ def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = 
               reduced: str = "0", gaps: str = "0", chunks: str | int = "P * S", vectorised: str = "0", bind: Any = None,
               variants: Any = None, unfit: Any = None, in_rank_order: str = "0",
               traits: Any = NO_TRAITS) -> Callable[[Make], Make]:
-    """Register the decorated generator of rounds for `collective`; see `Algorithm` and `Cost`.
+    """Register the decorated generator of rounds for `collective`, and return it.
 
-    The generator is called with `rank`, `size` >= 2, and `root`, `segments` and `nodes` if it accepts them. A user's
-    algorithm is registered as `name`, by default the name of the generator; a library algorithm has the name of its
-    file. `chunks` is the number of chunks in the larger of input and output: a number or a formula of P ranks and S
-    segments. Cost formulas are optional: without formulas rounds and bytes are counted. `sent` defaults to `path`,
-    `received` to `sent`. ``unfit(size, nodes)`` returns the reason why the algorithm cannot run on `size` ranks, or
-    None. A generator without `root` is for root 0 of a rooted collective; for other roots the ranks are renumbered.
-    `traits` are for the library's own algorithms.
+    The generator is called with `rank`, `size` >= 2, and `root`, `segments` and `nodes` if it accepts them. Cost
+    formulas are optional: without formulas rounds and bytes are counted. A generator without `root` is for root 0 of a
+    rooted collective; for other roots the ranks are renumbered.
 
-    A user's algorithm is proved at its first use for a number of ranks: ArgumentError with code GC-PROOF names rank,
-    round and chunk. A name already taken and a formula without a value also raise ArgumentError.
+    A user's algorithm is proved at its first use for a number of ranks.
+
+    Parameters
+    ----------
+    collective : str
+        The name of a collective, such as "all_reduce".
+    name : str, optional
+        The name of a user's algorithm, by default that of the generator; a library algorithm has the name of its file.
+    rounds : str, optional
+        A formula of P ranks, N bytes and S segments: rounds on the longest chain of dependent messages.
+    path : str, optional
+        A formula: bytes along the same chain.
+    sent : str, optional
+        A formula: most bytes sent by a rank; by default `path`.
+    received : str, optional
+        A formula: most bytes received by a rank; by default `sent`.
+    reduced : str, optional
+        A formula: most bytes combined by a rank.
+    gaps : str, optional
+        A formula: peers of rank 0 beyond the first in each round.
+    chunks : str or int, optional
+        The number of chunks in the larger of input and output: a number or a formula of P ranks and S segments.
+    vectorised : str, optional
+        For the library's own algorithms: a formula, true where the generator takes an array of ranks.
+    bind : callable or None, optional
+        For parameters in the name.
+    variants : callable or None, optional
+        The possible parameters for a number of ranks.
+    unfit : callable or None, optional
+        ``unfit(size, nodes)`` returns the reason why the algorithm cannot run on `size` ranks, or None.
+    in_rank_order : str, optional
+        For the library's own algorithms: "1" if contributions are combined in rank order.
+    traits : Traits, optional
+        For the library's own algorithms.
+
+    Returns
+    -------
+    callable
+        The decorator.
+
+    Raises
+    ------
+    ArgumentError
+        A wrong schedule, at its first use: the error names rank, round and chunk (GC-PROOF). A name already taken, or a
+        formula without a value (GC-ALGO).
+
+    See Also
+    --------
+    schedule : The rounds of a registered algorithm.
+    load : Algorithms from files.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> @gc.algorithm("broadcast", "in_turn", chunks=1)
+    ... def in_turn(rank, size):
+    ...     x, out = gc.Slice("input", 0), gc.Slice("output", 0)
+    ...     if rank == 0:
+    ...         yield gc.Copy(x, out),
+    ...     for other in range(1, size):
+    ...         if rank == 0:
+    ...             yield gc.Send(x, other),
+    ...         elif rank == other:
+    ...             yield gc.Recv(out, 0),
+    >>> gc.run_local(lambda comm: comm.broadcast(numpy.array([comm.rank + 7]), algorithm="in_turn"), 3)
+    [array([7]), array([7]), array([7])]
     """
     collective_row(collective)
     sent = sent or path
@@ -344,11 +405,41 @@ def algorithms(collective: str, *, size: int | None = None, op: object = None, d
                device: str = "cpu") -> tuple[str, ...]:
     """Return the names of the algorithms of `collective` that support the given size, op, dtype and device.
 
-    `size` is the number of ranks, `op` and `dtype` are as in the collectives, `device` is "cpu", "cuda" or "emulated".
-    Every returned name works. `op` is ignored if nothing is reduced. Raises ArgumentError for an unknown collective, op
-    or device, and for a `size` that is not a whole number of at least 1.
+    Every returned name works.
 
-    >>> algorithms("gather")
+    Parameters
+    ----------
+    collective : str
+        The name of a collective, such as "all_reduce".
+    size : int or None, optional
+        The number of ranks; None: any.
+    op : str or op or None, optional
+        The op of a reduction; ignored if nothing is reduced.
+    dtype : dtype or None, optional
+        The dtype of the elements.
+    device : str, optional
+        "cpu", "cuda" or "emulated".
+
+    Returns
+    -------
+    tuple of str
+        The names, in alphabetical order.
+
+    Raises
+    ------
+    ArgumentError
+        An unknown collective, op or device (GC-COLLECTIVE, GC-OP, GC-DEVICE), or a `size` that is not a whole number of
+        at least 1 (GC-ALGO).
+
+    See Also
+    --------
+    schedule : The rounds of an algorithm.
+    Communicator.explain : Their predicted times.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> gc.algorithms("gather")
     ('bine', 'binomial', 'linear')
     """
     if device not in DEVICES:
@@ -414,9 +505,40 @@ def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int
              nodes: Iterable[int] | None = None) -> Schedule:
     """Return the schedule of rank `rank` of `size` for `collective` by `algorithm`.
 
-    `root` is for rooted collectives only. `segments` is the number of messages for a rank's part (pipelining). `nodes`
-    has the node of each rank, for algorithms that depend on nodes. Raises ArgumentError.
+    Parameters
+    ----------
+    collective : str
+        The name of a collective, such as "all_reduce".
+    algorithm : str
+        A name from `algorithms`.
+    rank : int
+        The rank, 0 to `size` - 1.
+    size : int
+        The number of ranks.
+    root : int, optional
+        The root of a rooted collective.
+    segments : int, optional
+        The number of messages for a rank's part (pipelining).
+    nodes : iterable of int or None, optional
+        The node of each rank, for algorithms that depend on nodes.
 
+    Returns
+    -------
+    Schedule
+        Iterating yields the rounds: tuples of `Send`, `Recv`, `RecvReduce`, `Copy` and `Reduce`.
+
+    Raises
+    ------
+    ArgumentError
+        An unknown collective or algorithm, or a number of ranks that the algorithm does not support (GC-COLLECTIVE,
+        GC-ALGO).
+
+    See Also
+    --------
+    draw : A drawing of all ranks.
+
+    Examples
+    --------
     >>> for steps in schedule("all_gather", "ring", rank=0, size=2):
     ...     for step in steps: print(step)
     Copy(src=Slice(buffer='input', first=0, count=1), dst=Slice(buffer='output', first=0, count=1))

@@ -57,10 +57,23 @@ RANGE = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.40e38, "float64":
 
 
 class Bounded(NamedTuple):
-    """A result, and the error bound of its elements: a 0-d float64, on the host or on the GPU of the result.
+    """A result, and the error bound of its elements.
 
     The error is the distance to the exact sum (or mean, or value). The bound is the same on every rank for `all_reduce`
     and `all_gather`. It is infinite if the result has a NaN, or if the result or the sum may leave the dtype's range.
+
+    Parameters
+    ----------
+    result : array
+        The result.
+    bound : array without axes
+        A float64, on the host or on the GPU of the result.
+
+    Examples
+    --------
+    >>> from gpucoll.block_scaled import Bounded
+    >>> Bounded(1.5, 0.0).bound
+    0.0
     """
 
     result: Any
@@ -68,24 +81,49 @@ class Bounded(NamedTuple):
 
 
 class BlockScaledCollectives:
-    """Collectives on `comm` with messages in the block-scaled `format`: "mxfp8_e4m3", "nvfp4", "int8", ...
+    """Collectives on `comm` with messages in a block-scaled format.
 
-    Making the object is a collective call, with the same `format` on all ranks. An element takes 8.25 bits in the mxfp8
-    formats, 4.25 in mxfp4, 4.5 in nvfp4, 8.125 in int8. Arrays are float16, bfloat16, float32 or float64. Sums are
-    computed in float32 (float64 for float64), and are equal on all ranks. Each value is rounded once in each direction.
-    On several hosts with equal numbers of ranks, `all_reduce` first adds the arrays of each host without rounding to
-    the format, and sends only these sums between hosts; `close`, or a `with` block, frees the two communicators for
-    this.
+    Making the object is a collective call. An element takes 8.25 bits in the mxfp8 formats, 4.25 in mxfp4, 4.5 in
+    nvfp4, 8.125 in int8. Sums are computed in float32 (float64 for float64), and are equal on all ranks. Each value is
+    rounded once in each direction. On several hosts with equal numbers of ranks, `all_reduce` first adds the arrays of
+    each host without rounding to the format, and sends only these sums between hosts; `close`, or a ``with`` block,
+    frees the two communicators for this.
 
     At the start of a call the ranks compare shape, dtype, op and format by one host message, so every rank raises
-    errors before data is sent: ArgumentError and DtypeError for wrong arguments, UsageError in an open group, PeerError
-    on the other ranks, MismatchError if ranks differ. Buffers are kept from call to call: on a GPU an object serves one
-    stream, and its calls are not for CUDA graphs.
+    errors before data is sent. Buffers are kept from call to call: on a GPU an object serves one stream, and its calls
+    are not for CUDA graphs.
 
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    format : str
+        "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4" or "int8", the same on all ranks.
+
+    Raises
+    ------
+    ArgumentError or DtypeError
+        A wrong argument of this rank, before data is sent (GC-COMPRESSION, GC-OP, GC-DTYPE, GC-SHAPE).
+    MismatchError
+        Shape, dtype, op or format differ between ranks (GC-MISMATCH).
+    PeerError
+        Another rank has refused its arguments (GC-PEER).
+    UsageError
+        The call is made in an open group (GC-GROUP).
+
+    See Also
+    --------
+    gpucoll.training.BlockScaled : The same for gradients, with feedback of the error.
+
+    Examples
+    --------
+    >>> import numpy
     >>> import gpucoll as gc
-    >>> def mean(comm):
-    ...     return BlockScaledCollectives(comm, "mxfp8_e4m3").all_reduce(numpy.full(64, 1 + comm.rank, "f4"), "avg")
-    >>> gc.run_local(mean, 2)[0].result[:2]
+    >>> from gpucoll.block_scaled import BlockScaledCollectives
+    >>> def program(comm):
+    ...     with BlockScaledCollectives(comm, "mxfp8_e4m3") as scaled:
+    ...         return scaled.all_reduce(numpy.full(64, 1 + comm.rank, "f4"), "avg")
+    >>> gc.run_local(program, 2)[0].result[:2]
     array([1.5, 1.5], dtype=float32)
     """
 
@@ -109,7 +147,17 @@ class BlockScaledCollectives:
                                         for color in (comm.node, comm.local_rank))
 
     def close(self) -> None:
-        """Close the communicators made for several hosts; `comm` stays open. A collective call, idempotent."""
+        """Close the communicators made for several hosts; `comm` stays open.
+
+        A collective call, idempotent.
+
+        Examples
+        --------
+        >>> import gpucoll as gc
+        >>> from gpucoll.block_scaled import BlockScaledCollectives
+        >>> gc.run_local(lambda comm: BlockScaledCollectives(comm, "int8").close(), 2)
+        [None, None]
+        """
         self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
@@ -121,18 +169,138 @@ class BlockScaledCollectives:
         self._parts.__exit__(*error)
 
     def all_reduce(self, x: Any, op: Any = "sum", out: Any = None) -> Bounded:
-        """Return the sum of all ranks' `x` (shape s) on every rank; the mean for `op` "avg"."""
+        """Return the sum of all ranks' `x` on every rank; the mean for `op` "avg".
+
+        Parameters
+        ----------
+        x : array of shape s
+            The contribution of this rank, of float16, bfloat16, float32 or float64.
+        op : str, optional
+            "sum" or "avg".
+        out : array of shape s or None, optional
+            Receives the result; None allocates one.
+
+        Returns
+        -------
+        Bounded
+            The result, and the bound of its error.
+
+        Raises
+        ------
+        ArgumentError or DtypeError
+            A wrong argument of this rank, before data is sent (GC-COMPRESSION, GC-OP, GC-DTYPE, GC-SHAPE).
+        MismatchError
+            Shape, dtype, op or format differ between ranks (GC-MISMATCH).
+        PeerError
+            Another rank has refused its arguments (GC-PEER).
+        UsageError
+            The call is made in an open group (GC-GROUP).
+
+        See Also
+        --------
+        gpucoll.Communicator.all_reduce : Without rounding to a format.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.block_scaled import BlockScaledCollectives
+        >>> def program(comm):
+        ...     with BlockScaledCollectives(comm, "mxfp8_e4m3") as scaled:
+        ...         return scaled.all_reduce(numpy.full(64, 1 + comm.rank, "f4"))
+        >>> gc.run_local(program, 2)[0].result[:2]
+        array([3., 3.], dtype=float32)
+        """
         return self._call("all_reduce", x, out, op, self._reduce_all)
 
     def reduce_scatter(self, x: Any, op: Any = "sum", out: Any = None) -> Bounded:
-        """Return block `rank` (shape s) of the sum, or the mean, of all ranks' `x` (shape (size, \\*s)).
+        """Return block `rank` of the sum, or the mean, of all ranks' `x`.
 
         The bound is for this block.
+
+        Parameters
+        ----------
+        x : array of shape (size, \\*s)
+            A block for each rank.
+        op : str, optional
+            "sum" or "avg".
+        out : array of shape s or None, optional
+            Receives the result; None allocates one.
+
+        Returns
+        -------
+        Bounded
+            The result, and the bound of its error.
+
+        Raises
+        ------
+        ArgumentError or DtypeError
+            A wrong argument of this rank, before data is sent (GC-COMPRESSION, GC-OP, GC-DTYPE, GC-SHAPE).
+        MismatchError
+            Shape, dtype, op or format differ between ranks (GC-MISMATCH).
+        PeerError
+            Another rank has refused its arguments (GC-PEER).
+        UsageError
+            The call is made in an open group (GC-GROUP).
+
+        See Also
+        --------
+        gpucoll.Communicator.reduce_scatter : Without rounding to a format.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.block_scaled import BlockScaledCollectives
+        >>> def program(comm):
+        ...     with BlockScaledCollectives(comm, "mxfp8_e4m3") as scaled:
+        ...         return scaled.reduce_scatter(numpy.ones((2, 64), "f4"))
+        >>> gc.run_local(program, 2)[0].result[:2]
+        array([2., 2.], dtype=float32)
         """
         return self._call("reduce_scatter", x, out, op, self._reduce_blocks)
 
     def all_gather(self, x: Any, out: Any = None) -> Bounded:
-        """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on every rank."""
+        """Return all ranks' `x` in rank order, on every rank.
+
+        Parameters
+        ----------
+        x : array of shape s
+            The contribution of this rank, of float16, bfloat16, float32 or float64.
+        out : array of shape (size, \\*s) or None, optional
+            Receives the result; None allocates one.
+
+        Returns
+        -------
+        Bounded
+            The result, and the bound of its error.
+
+        Raises
+        ------
+        ArgumentError or DtypeError
+            A wrong argument of this rank, before data is sent (GC-COMPRESSION, GC-OP, GC-DTYPE, GC-SHAPE).
+        MismatchError
+            Shape, dtype, op or format differ between ranks (GC-MISMATCH).
+        PeerError
+            Another rank has refused its arguments (GC-PEER).
+        UsageError
+            The call is made in an open group (GC-GROUP).
+
+        See Also
+        --------
+        gpucoll.Communicator.all_gather : Without rounding to a format.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.block_scaled import BlockScaledCollectives
+        >>> def program(comm):
+        ...     with BlockScaledCollectives(comm, "mxfp8_e4m3") as scaled:
+        ...         return scaled.all_gather(numpy.full(64, 1 + comm.rank, "f4"))
+        >>> gc.run_local(program, 2)[0].result[:, 0]
+        array([1., 2.], dtype=float32)
+        """
         return self._call("all_gather", x, out, "sum", self._gather_all)
 
     def _call(self, name: str, x: Any, out: Any, op: Any, run: Callable[[Array, Array, int], Any]) -> Bounded:

@@ -73,22 +73,58 @@ def init(*, store: str | None = None, rank: int | None = None, size: int | None 
     COMM_WORLD, which is duplicated. A single process is a world of one rank.
 
     Ranks can also start without MPI; ``mpi`` is then None, and MPI need not be installed. The environment variables
-    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set by `torchrun`, ``gpucoll run --standalone`` and
-    ``gpucoll run --nnodes``; `gpucoll.launch.rank_variables` returns them for processes started by hand. Or `store`,
-    "tcp://host:port", is the address where rank 0 listens, and this process is rank `rank` of `size` ranks (by default
-    RANK and WORLD_SIZE, or the launcher's numbers). Ranks on several hosts prove themselves by GPUCOLL_SECRET, and UCX
-    carries their messages. Ranks of another kind pass their own `transport`, see `gpucoll.Transport`.
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set by `torchrun`, ``gpucoll run --standalone`` and ``gpucoll run
+    --nnodes``; `gpucoll.launch.rank_variables` returns them for processes started by hand. Ranks on several hosts prove
+    themselves by GPUCOLL_SECRET, and UCX carries their messages.
 
-    Options: `timeout`: seconds, the deadline of every wait (default 300). `executor`: a name, or None for any. `check`:
-    "full" compares the ranks' calls before data is sent, "deferred" compares calls while data is sent, "off" compares
-    nothing; None means "full" on host arrays and "deferred" on devices. `deterministic`: True reduces in rank order
-    only, so that the bits of an element depend only on the same elements of the inputs; "exact" computes sums and means
-    exactly and rounds once, so that not even the number of ranks matters. `device`: "emulated", or the CUDA ordinal of
-    this rank's GPU (default: the rank's number on its host). `nccl`: a dict, the configuration of NCCL's communicators
-    by the names of NCCL's fields, such as ``{"max_ctas": 8, "name": "tp"}``. GPUCOLL_TIMEOUT, GPUCOLL_EXECUTOR,
-    GPUCOLL_CHECK, GPUCOLL_DETERMINISTIC and GPUCOLL_DEVICE set the defaults. Raises ArgumentError for a wrong option.
-    Raises UsageError if options differ from an earlier call or between ranks (`timeout` and the CUDA ordinal may differ
-    between ranks), or if the launcher belongs to another MPI.
+    The options, by name: `timeout`: seconds, the deadline of every wait (default 300). `executor`: a name, or None for
+    any. `check`: "full" compares the ranks' calls before data is sent, "deferred" compares calls while data is sent,
+    "off" compares nothing; None means "full" on host arrays and "deferred" on devices. `deterministic`: True reduces in
+    rank order only, so that the bits of an element depend only on the same elements of the inputs; "exact" computes
+    sums and means exactly and rounds once, so that not even the number of ranks matters. `device`: "emulated", or the
+    CUDA ordinal of this rank's GPU (default: the rank's number on its host). `nccl`: a dict, the configuration of
+    NCCL's communicators by the names of NCCL's fields, such as ``{"max_ctas": 8, "name": "tp"}``. GPUCOLL_TIMEOUT,
+    GPUCOLL_EXECUTOR, GPUCOLL_CHECK, GPUCOLL_DETERMINISTIC and GPUCOLL_DEVICE set the defaults.
+
+    Parameters
+    ----------
+    store : str or None, optional
+        "tcp://host:port", the address where rank 0 listens.
+    rank : int or None, optional
+        With `store`: this rank; None takes RANK, or the launcher's number.
+    size : int or None, optional
+        With `store`: the number of ranks; None takes WORLD_SIZE, or the launcher's number.
+    transport : Transport or None, optional
+        The way to the other ranks, for ranks of another kind.
+    **options : object
+        The options above, by name.
+
+    Returns
+    -------
+    Communicator
+        The communicator of all ranks.
+
+    Raises
+    ------
+    ArgumentError
+        A wrong option (GC-OPTION, GC-EXECUTOR, GC-TIMEOUT, GC-DEVICE).
+    UsageError
+        The options differ from an earlier call or between ranks (`timeout` and the CUDA ordinal may differ between
+        ranks), or the launcher belongs to another MPI (GC-INIT, GC-LAUNCHER, GC-STORE).
+
+    See Also
+    --------
+    run_local : Threads as ranks, for tests and notebooks.
+    Communicator.from_mpi : The ranks of a communicator of mpi4py.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> with gc.init() as comm:  # without a launcher: one rank
+    ...     total = comm.all_reduce(numpy.arange(3))
+    >>> total
+    array([0, 1, 2])
     """
     global _world
     wanted = bootstrap.options(options)
@@ -114,12 +150,41 @@ def init(*, store: str | None = None, rank: int | None = None, size: int | None 
 def join(store: str, timeout: float = NEWCOMER_TIMEOUT) -> Communicator:
     """Return a newcomer's communicator: this process becomes a rank when the ranks at `store` call `grow`.
 
-    `store` is the ``address`` of the ranks' communicator: the store given to `init`, if there is one. The ranks call
-    `Communicator.grow` or `Communicator.replace`. Ranks and newcomers prove themselves by GPUCOLL_SECRET, or without a
-    secret by the store's address. The options are those of the ranks. `init` then returns the same object.
+    The ranks call `Communicator.grow` or `Communicator.replace`. Ranks and newcomers prove themselves by
+    GPUCOLL_SECRET, or without a secret by the store's address. The options are those of the ranks. `init` then returns
+    the same object.
 
-    Raises CollectiveTimeout if the ranks do not grow within `timeout` seconds, UsageError if `store` is not a
-    "tcp://host:port", and BackendError for a wrong secret or another version of gpucoll.
+    Parameters
+    ----------
+    store : str
+        The ``address`` of the ranks' communicator, "tcp://host:port": the store given to `init`, if there is one.
+    timeout : float, optional
+        Seconds to wait for the ranks to grow.
+
+    Returns
+    -------
+    Communicator
+        The communicator of members and newcomers.
+
+    Raises
+    ------
+    CollectiveTimeout
+        The ranks do not grow within `timeout` seconds (GC-TIMEOUT).
+    UsageError
+        `store` is not a "tcp://host:port" (GC-STORE).
+    BackendError
+        A wrong secret or another version of gpucoll (GC-STORE).
+
+    See Also
+    --------
+    Communicator.grow : The call of the members.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> gc.join("somewhere")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    gpucoll.errors.UsageError: [GC-STORE] ...
     """
     global _world
     comm = joined(store, timeout, Communicator)
@@ -129,9 +194,42 @@ def join(store: str, timeout: float = NEWCOMER_TIMEOUT) -> Communicator:
 
 
 def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstrap.GivenOptions]) -> list[T]:
-    """Call ``f(comm)`` on each of `n` threads and return the results in rank order; options as in `init`.
+    """Call ``f(comm)`` on each of `n` threads and return the results in rank order.
 
     If a thread raises an exception, the other threads stop waiting, and `run_local` raises the first error.
+
+    Parameters
+    ----------
+    f : callable
+        The program of a rank; its argument is the rank's `Communicator`.
+    n : int
+        The number of ranks.
+    **options : object
+        The options of `init`: `timeout`, `executor`, `check`, `deterministic`, `device`, `nccl`.
+
+    Returns
+    -------
+    list
+        The results, in rank order.
+
+    Raises
+    ------
+    ArgumentError
+        A wrong option (GC-OPTION, GC-EXECUTOR, GC-TIMEOUT, GC-DEVICE).
+    Exception
+        The first error of `f`, with a note of its rank.
+
+    See Also
+    --------
+    init_local : The communicators alone.
+    precheck : The same, without sending data.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> gc.run_local(lambda comm: comm.all_reduce(numpy.array([comm.rank, 1])).tolist(), 4)
+    [[6, 4], [6, 4], [6, 4], [6, 4]]
     """
     comms, errors = init_local(n, **options), list[BaseException]()
     code = getattr(f, "__code__", None)
@@ -165,9 +263,38 @@ def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstra
 def init_local(n: int, **options: Unpack[bootstrap.GivenOptions]) -> list[Communicator]:
     """Return `n` communicators of one process, one for each of `n` threads; no MPI is started.
 
-    Options as in `init`. Each thread uses its own communicator, as a rank would. `close` completes the operations of
-    its rank and waits for no other rank, so one thread may close all communicators in turn. The last `close` frees the
-    memory of all. Raises ArgumentError if `n` is not a positive integer or `executor` is "native".
+    Each thread uses its own communicator, as a rank would. `close` completes the operations of its rank and waits for
+    no other rank, so one thread may close all communicators in turn. The last `close` frees the memory of all.
+
+    Parameters
+    ----------
+    n : int
+        The number of ranks.
+    **options : object
+        The options of `init`: `timeout`, `executor`, `check`, `deterministic`, `device`, `nccl`.
+
+    Returns
+    -------
+    list of Communicator
+        Communicator i is that of rank i.
+
+    Raises
+    ------
+    ArgumentError
+        `n` is not a positive integer (GC-SIZE), or `executor` is "native" (GC-EXECUTOR).
+
+    See Also
+    --------
+    run_local : A call on each rank.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> comms = gc.init_local(2)
+    >>> [(comm.rank, comm.size) for comm in comms]
+    [(0, 2), (1, 2)]
+    >>> for comm in comms:
+    ...     comm.close()
     """
     if not is_whole(n) or n < 1:
         raise ArgumentError(f"init_local: n={n!r} is not a positive number of ranks", code="GC-SIZE")

@@ -53,7 +53,28 @@ ANY_SOURCE, ANY_TAG, PROC_NULL = Special
 
 
 class Status:
-    """The `source`, `tag` and `count` (bytes) of a message received or probed."""
+    """The source, the tag and the bytes of a message received or probed.
+
+    Parameters
+    ----------
+    source : int, optional
+        The rank that sent the message.
+    tag : int, optional
+        The tag of the message.
+    count : int, optional
+        The bytes of the message.
+
+    See Also
+    --------
+    Communicator.recv : Sets a status.
+    Communicator.probe : Returns a status.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> gc.Status(source=2, tag=7, count=8)
+    Status(source=2, tag=7, count=8)
+    """
 
     def __init__(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, count: int = 0) -> None:
         self.source, self.tag, self.count = source, tag, count

@@ -27,6 +27,15 @@ class Transport:
     gpucoll has transports of its own: MPI, a key-value store, and the memory of threads. A program whose ranks reach
     each other in another way derives a class with `part`, and makes one object on each rank.
 
+    The library uses `wire`, and `points` carries the program's messages: a message of one must never match one of the
+    other. Both carry messages as mpi4py's communicators do: ``Isend([row, "B"], rank, tag, dtype)`` and ``Irecv([row,
+    "B"], rank, tag, dtype)`` with a row of bytes, and a number `dtype` (0 if omitted) sent with the message, return a
+    request. Its ``Test()`` advances and returns whether the message has ended, ``Cancel()`` gives up a receive. A
+    receive also has ``length``, the bytes of the message sent, or None before the end, which reading advances as
+    ``Test()`` does; and ``came``, the number sent with the message. A message with another number is received without
+    its bytes, unless one number is 0. The k-th send with a tag meets the k-th receive. ``seen(rank, tag)`` returns
+    (rank, tag, bytes) of a message that a receive would take at once, or None; None in place of a number means any.
+
     Parameters
     ----------
     rank : int
@@ -36,16 +45,24 @@ class Transport:
     ranks : object
         Its ``allgather(value)`` returns the values of all ranks (numbers, strings, bytes, lists, tuples, dicts) in rank
         order, and ``bcast(value, root=0)`` the root's. Collective calls.
-    wire, points : object
-        They carry messages as mpi4py's communicators do: ``Isend([row, "B"], rank, tag, dtype)`` and
-        ``Irecv([row, "B"], rank, tag, dtype)`` with a row of bytes, and a number `dtype` (0 if omitted) sent with the
-        message, return a request. Its ``Test()`` advances and returns whether the message has ended, ``Cancel()``
-        gives up a receive. A receive also has ``length``, the bytes of the message sent, or None before the end, which
-        reading advances as ``Test()`` does; and ``came``, the number sent with the message. A message with another
-        number is received without its bytes, unless one number is 0. The k-th send with a tag meets the k-th receive.
-        ``seen(rank, tag)`` returns (rank, tag, bytes) of a message that a receive would take at once, or None; None in
-        place of a number means any. The library uses `wire`, and `points` carries the program's messages: a message of
-        one must never match one of the other.
+    wire : object
+        Carries the library's messages.
+    points : object
+        Carries the program's messages.
+
+    See Also
+    --------
+    gpucoll.init : Takes a transport.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> class Alone(gc.Transport):
+    ...     def part(self, name, ranks):
+    ...         return self
+    >>> transport = Alone(0, ["here"], None, None, None)
+    >>> transport.rank, transport.size
+    (0, 1)
     """
 
     mpi: Any  # gathers objects as mpi4py's communicators do; None between threads
@@ -81,11 +98,67 @@ class Transport:
     size = property(lambda self: self.place.size, doc="The number of ranks.")
 
     def part(self, name: str, ranks: Sequence[int]) -> Transport:
-        """Return the transport of this rank in a part of the ranks, in their new order; `name` is the part's only."""
+        """Return the transport of this rank in a part of the ranks, in their new order.
+
+        Parameters
+        ----------
+        name : str
+            A name that only this part has.
+        ranks : sequence of int
+            The ranks of the part, in their new order.
+
+        Returns
+        -------
+        Transport
+            The transport of this rank in the part.
+
+        See Also
+        --------
+        split : Called by `Communicator.split`.
+
+        Examples
+        --------
+        >>> import gpucoll as gc
+        >>> class Alone(gc.Transport):
+        ...     def part(self, name, ranks):
+        ...         return self
+        >>> transport = Alone(0, ["here"], None, None, None)
+        >>> transport.part("half", [0]) is transport
+        True
+        """
         raise NotImplementedError
 
     def split(self, color: int | None, key: int) -> Transport | None:
-        """Return the part of the ranks of `color`, ordered by `key`; None if `color` is None. A collective call."""
+        """Return the part of the ranks of `color`, ordered by `key`.
+
+        A collective call.
+
+        Parameters
+        ----------
+        color : int or None
+            The number of the part; None: in no part.
+        key : int
+            The place among the ranks of the part.
+
+        Returns
+        -------
+        Transport or None
+            The transport of the part; None if `color` is None.
+
+        See Also
+        --------
+        part : What a program's transport defines.
+
+        Examples
+        --------
+        >>> import gpucoll as gc
+        >>> class Alone(gc.Transport):
+        ...     def part(self, name, ranks):
+        ...         return self
+        >>> transport = Alone(0, ["here"], None, None, None)
+        >>> transport.rank, transport.size
+        (0, 1)
+        """
         # All ranks count alike: a part gets the same new name on each of its ranks.
         self._splits += 1
         everyone = self._ranks.allgather((color, key))
@@ -147,5 +220,17 @@ class Transport:
             self.processes.watch.close()
 
     def free(self) -> None:
-        """Release the resources of the transport. A collective call."""
+        """Release the resources of the transport.
+
+        A collective call.
+
+        Examples
+        --------
+        >>> import gpucoll as gc
+        >>> class Alone(gc.Transport):
+        ...     def part(self, name, ranks):
+        ...         return self
+        >>> transport = Alone(0, ["here"], None, None, None)
+        >>> transport.free()
+        """
         self.forget()

@@ -81,7 +81,17 @@ OPERATORS: dict[type[ast.AST], str] = {
 
 
 class ReduceOp(enum.Enum):
-    """The ops as an enumeration, with torch's names too. Every collective also accepts the name as a string."""
+    """The ops as an enumeration, with torch's names too.
+
+    Every collective also accepts the name as a string.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> gc.run_local(lambda comm: comm.all_reduce(numpy.array([comm.rank]), op=gc.ReduceOp.MAX), 3)[0]
+    array([2])
+    """
 
     SUM = "sum"
     PROD = PRODUCT = "prod"
@@ -97,7 +107,28 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def PREMUL_SUM(factor: Any) -> Op:
-        """Return `premul_sum` of the factor."""
+        """Return `premul_sum` of the factor.
+
+        Parameters
+        ----------
+        factor : number
+            The factor of this rank.
+
+        Returns
+        -------
+        Op
+            The op, for the argument `op` of a reduction.
+
+        See Also
+        --------
+        premul_sum : The same, as a function.
+
+        Examples
+        --------
+        >>> import gpucoll as gc
+        >>> gc.ReduceOp.PREMUL_SUM(0.5).factor
+        0.5
+        """
         return premul_sum(factor)
 
 
@@ -130,13 +161,35 @@ def op_of(op: object) -> Op:
 
 
 def premul_sum(factor: Any) -> Op:
-    """Return the op that adds every rank's input times `factor`: a number, or for integer dtypes an integer.
+    """Return the op that adds every rank's input times `factor`.
 
-    Each rank has its own factor, as with NCCL's ``ncclRedOpCreatePreMulSum``. Raises ArgumentError if `factor` is not a
-    number.
+    Each rank has its own factor, as with NCCL's ``ncclRedOpCreatePreMulSum``.
 
-    >>> premul_sum(0.5).factor
-    0.5
+    Parameters
+    ----------
+    factor : number
+        The factor of this rank; for integer dtypes an integer.
+
+    Returns
+    -------
+    Op
+        The op, for the argument `op` of a reduction.
+
+    Raises
+    ------
+    ArgumentError
+        `factor` is not a number (GC-OP).
+
+    See Also
+    --------
+    elementwise_op : Any other op.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> gc.run_local(lambda comm: comm.all_reduce(numpy.ones(1), op=gc.premul_sum(comm.rank + 1)), 2)[0]
+    array([3.])
     """
     if isinstance(factor, bool) or not isinstance(factor, Number):
         raise ArgumentError(f"premul_sum: the factor {factor!r} is not a number", code="GC-OP")
@@ -146,12 +199,36 @@ def premul_sum(factor: Any) -> Op:
 def elementwise_op(expression: str, identity: Any = 0) -> Op:
     """Return the op that combines `a` and `b` by an expression, valid both as CUDA C++ and as NumPy.
 
-    The expression may use numbers, ``a b + - * / & | ^ << >> ~``, parentheses, and min max abs fabs sqrt exp log pow.
-    The op must be associative and commutative. `identity`, a number, is the result of exscan on rank 0. Raises
-    ArgumentError.
+    The op must be associative and commutative.
 
-    >>> elementwise_op("a + b - a*b").cuda
-    'subtract(add(a, b), multiply(a, b))'
+    Parameters
+    ----------
+    expression : str
+        Numbers, ``a b + - * / & | ^ << >> ~``, parentheses, and min max abs fabs sqrt exp log pow.
+    identity : number, optional
+        The result of exscan on rank 0.
+
+    Returns
+    -------
+    Op
+        The op, for the argument `op` of a reduction.
+
+    Raises
+    ------
+    ArgumentError
+        The expression is none, does not use both names, or has different meanings in Python and in C++ (GC-OP).
+
+    See Also
+    --------
+    premul_sum : A factor for each rank.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> either = gc.elementwise_op("a + b - a*b")  # the probability that one of two events takes place
+    >>> gc.run_local(lambda comm: comm.all_reduce(numpy.array([0.5]), op=either), 2)[0]
+    array([0.75])
     """
     try:
         tree = parsing.tree_of(expression.strip())

@@ -17,7 +17,25 @@ Buffer: TypeAlias = Literal["input", "output", "scratch"]
 
 
 class Slice(NamedTuple):
-    """`count` chunks of `buffer` from chunk `first`; a range wrapping around is two slices."""
+    """`count` chunks of `buffer` from chunk `first`.
+
+    A range wrapping around is two slices.
+
+    Parameters
+    ----------
+    buffer : {"input", "output", "scratch"}
+        The buffer; scratch is memory of the schedule's own.
+    first : int
+        The number of the first chunk.
+    count : int, optional
+        The number of chunks.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> gc.Slice("input", 2)
+    Slice(buffer='input', first=2, count=1)
+    """
 
     buffer: Buffer
     first: int
@@ -25,35 +43,105 @@ class Slice(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send `src` to rank `peer`."""
+    """Send `src` to rank `peer`.
+
+    Parameters
+    ----------
+    src : Slice
+        The chunks to send.
+    peer : int
+        The other rank.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> gc.Send(gc.Slice("input", 0), peer=1).peer
+    1
+    """
 
     src: Slice
     peer: int
 
 
 class Recv(NamedTuple):
-    """Receive from rank `peer` into `dst`."""
+    """Receive from rank `peer` into `dst`.
+
+    Parameters
+    ----------
+    dst : Slice
+        The place of the chunks.
+    peer : int
+        The other rank.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> gc.Recv(gc.Slice("output", 3), peer=1).dst.first
+    3
+    """
 
     dst: Slice
     peer: int
 
 
 class RecvReduce(NamedTuple):
-    """Receive from rank `peer` and combine it into `dst`: ``dst = op(dst, received)``."""
+    """Receive from rank `peer` and combine it into `dst`: ``dst = op(dst, received)``.
+
+    Parameters
+    ----------
+    dst : Slice
+        The chunks to combine into.
+    peer : int
+        The other rank.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> gc.RecvReduce(gc.Slice("output", 0), peer=2).peer
+    2
+    """
 
     dst: Slice
     peer: int
 
 
 class Copy(NamedTuple):
-    """Copy `src` to `dst` on this rank; a copy onto itself does nothing."""
+    """Copy `src` to `dst` on this rank; a copy onto itself does nothing.
+
+    Parameters
+    ----------
+    src : Slice
+        The chunks to copy.
+    dst : Slice
+        The place of the copy, of as many chunks.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> gc.Copy(gc.Slice("input", 0), gc.Slice("output", 4)).dst.first
+    4
+    """
 
     src: Slice
     dst: Slice
 
 
 class Reduce(NamedTuple):
-    """Combine `src` into `dst` on this rank: ``dst = op(dst, src)``."""
+    """Combine `src` into `dst` on this rank: ``dst = op(dst, src)``.
+
+    Parameters
+    ----------
+    src : Slice
+        The chunks to add, for example.
+    dst : Slice
+        The chunks to combine into.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> gc.Reduce(gc.Slice("scratch", 0), gc.Slice("output", 0)).src.buffer
+    'scratch'
+    """
 
     src: Slice
     dst: Slice

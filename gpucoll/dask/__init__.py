@@ -30,12 +30,42 @@ _comms: dict[str, Communicator] = {}  # in a worker's process: the communicators
 class Workers:
     """One rank for each worker of a Dask cluster, for a ``with`` block.
 
-    `client` is a ``distributed.Client``. `workers` are the addresses of the workers in rank order, by default those of
-    all workers, sorted. Each worker must be a process of its own, with a free thread. The options are those of
-    `gpucoll.init`; ``timeout`` also limits the time to meet.
+    Each worker must be a process of its own, with a free thread.
 
-    Raises ArgumentError without workers and for workers that share a process, CollectiveTimeout if the workers do not
-    meet, RankFailedError if a worker is gone.
+    Parameters
+    ----------
+    client : distributed.Client
+        The client of the cluster.
+    workers : sequence of str or None, optional
+        The addresses of the workers in rank order; None: those of all workers, sorted.
+    **options : object
+        Those of `gpucoll.init`; ``timeout`` also limits the time to meet.
+
+    Attributes
+    ----------
+    size : int
+        The number of ranks.
+
+    Raises
+    ------
+    ArgumentError
+        There are no workers, or workers share a process (GC-DASK).
+    CollectiveTimeout
+        The workers do not meet (GC-TIMEOUT).
+    RankFailedError
+        A worker is gone (GC-RANK).
+
+    Examples
+    --------
+    >>> from distributed import Client
+    >>> import gpucoll.dask
+    >>> def program(comm):
+    ...     return comm.all_gather_object(comm.rank)
+    >>> with Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
+    ...     with gpucoll.dask.Workers(client) as ranks:
+    ...         found = ranks.size
+    >>> found
+    2
     """
 
     def __init__(self, client: Client, workers: Sequence[str] | None = None, **options: Any) -> None:
@@ -71,10 +101,41 @@ class Workers:
         wait(ends, timeout=self._timeout)
 
     def run(self, f: Callable[..., T], *args: Any) -> list[T]:
-        """Return ``[f(comm, *args) on each rank]``, in rank order; `comm` is the rank's communicator.
+        """Return ``[f(comm, *args) on each rank]``, in rank order.
 
         If `f` raises on a rank, the waits of the other ranks end, and the first error is raised here; the ranks take no
         further calls.
+
+        Parameters
+        ----------
+        f : callable
+            The program of a rank; the first argument is the rank's `Communicator`.
+        *args : object
+            Further arguments.
+
+        Returns
+        -------
+        list
+            The results, in rank order.
+
+        Raises
+        ------
+        Exception
+            The first error of `f`.
+        RankFailedError
+            A worker is gone (GC-RANK).
+
+        Examples
+        --------
+        >>> from distributed import Client
+        >>> import gpucoll.dask
+        >>> def program(comm):
+        ...     return comm.all_gather_object(comm.rank)
+        >>> with Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
+        ...     with gpucoll.dask.Workers(client) as ranks:
+        ...         found = ranks.run(program)
+        >>> found
+        [[0, 1], [0, 1]]
         """
         return self._results([self._submit(rank, _call, self._key, f, args) for rank in range(self.size)])
 

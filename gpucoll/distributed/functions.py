@@ -31,7 +31,48 @@ def _also_named(**others: str) -> Callable[[Function], Function]:
 
 
 def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-    """Overwrite every rank's `tensor` (shape s) with the reduction of all ranks' tensors."""
+    """Overwrite every rank's `tensor` with the reduction of all ranks' tensors.
+
+    Parameters
+    ----------
+    tensor : array of shape s
+        NumPy's array, PyTorch's tensor, or another with DLPack.
+    op : str or ReduceOp, optional
+        The reduction, as in `Communicator.all_reduce`.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    async_op : bool, optional
+        True returns a `Work` at once.
+
+    Returns
+    -------
+    None or Work
+        The handle with ``async_op=True``, else None; None outside the group, with a warning.
+
+    Raises
+    ------
+    ArgumentError or DtypeError
+        A wrong argument of this rank, before data is sent (GC-SHAPE, GC-ROOT, GC-OP, GC-DTYPE).
+    MismatchError
+        The calls of the ranks differ (GC-MISMATCH, GC-SHAPE).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    gpucoll.Communicator.all_reduce : The call underneath.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> x = numpy.array([1.0, 2.0])
+    >>> dist.all_reduce(x)
+    >>> x
+    array([1., 2.])
+    >>> dist.destroy_process_group()
+    """
     if (pg := member("all_reduce", group, tensor)) is None:
         return None
     done = pg.communicator.all_reduce(tensor, tensor, op, async_op=async_op)
@@ -40,7 +81,52 @@ def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op:
 
 def reduce(tensor: Any, dst: int | None = 0, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False,
            group_dst: int | None = None) -> Any:
-    """Overwrite `tensor` (shape s) of rank `dst` with the reduction of all ranks' tensors; other ranks keep theirs."""
+    """Overwrite `tensor` of rank `dst` with the reduction of all ranks' tensors; other ranks keep theirs.
+
+    Parameters
+    ----------
+    tensor : array of shape s
+        NumPy's array, PyTorch's tensor, or another with DLPack.
+    dst : int or None, optional
+        The receiving rank, by its number in the world.
+    op : str or ReduceOp, optional
+        The reduction, as in `Communicator.all_reduce`.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    async_op : bool, optional
+        True returns a `Work` at once.
+    group_dst : int or None, optional
+        The receiving rank, by its number in the group, in place of `dst`.
+
+    Returns
+    -------
+    None or Work
+        The handle with ``async_op=True``, else None; None outside the group, with a warning.
+
+    Raises
+    ------
+    ArgumentError or DtypeError
+        A wrong argument of this rank, before data is sent (GC-SHAPE, GC-ROOT, GC-OP, GC-DTYPE).
+    MismatchError
+        The calls of the ranks differ (GC-MISMATCH, GC-SHAPE).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    gpucoll.Communicator.reduce : The call underneath.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> x = numpy.array([3])
+    >>> dist.reduce(x, dst=0, op=dist.ReduceOp.MAX)
+    >>> x
+    array([3])
+    >>> dist.destroy_process_group()
+    """
     if (pg := member("reduce", group, tensor)) is None:
         return None
     root = pg.number_of("reduce", "dst", dst, group_dst)
@@ -50,7 +136,50 @@ def reduce(tensor: Any, dst: int | None = 0, op: Any = ReduceOp.SUM, group: Any 
 
 def broadcast(tensor: Any, src: int | None = 0, group: Any = None, async_op: bool = False,
               group_src: int | None = None) -> Any:
-    """Overwrite every rank's `tensor` (shape s) with the tensor of rank `src`."""
+    """Overwrite every rank's `tensor` with the tensor of rank `src`.
+
+    Parameters
+    ----------
+    tensor : array of shape s
+        NumPy's array, PyTorch's tensor, or another with DLPack.
+    src : int or None, optional
+        The sending rank, by its number in the world.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    async_op : bool, optional
+        True returns a `Work` at once.
+    group_src : int or None, optional
+        The sending rank, by its number in the group, in place of `src`.
+
+    Returns
+    -------
+    None or Work
+        The handle with ``async_op=True``, else None; None outside the group, with a warning.
+
+    Raises
+    ------
+    ArgumentError or DtypeError
+        A wrong argument of this rank, before data is sent (GC-SHAPE, GC-ROOT, GC-OP, GC-DTYPE).
+    MismatchError
+        The calls of the ranks differ (GC-MISMATCH, GC-SHAPE).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    gpucoll.Communicator.broadcast : The call underneath.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> x = numpy.array([3])
+    >>> dist.broadcast(x, src=0)
+    >>> x
+    array([3])
+    >>> dist.destroy_process_group()
+    """
     if (pg := member("broadcast", group, tensor)) is None:
         return None
     root = pg.number_of("broadcast", "src", src, group_src)
@@ -58,16 +187,84 @@ def broadcast(tensor: Any, src: int | None = 0, group: Any = None, async_op: boo
 
 
 def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
-    """Wait until every rank of `group` has entered the barrier; `device_ids` has no effect."""
+    """Wait until every rank of `group` has entered the barrier.
+
+    Parameters
+    ----------
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    async_op : bool, optional
+        True returns a `Work` at once.
+    device_ids : object, optional
+        Has no effect.
+
+    Returns
+    -------
+    None or Work
+        The handle with ``async_op=True``, else None; None outside the group, with a warning.
+
+    Raises
+    ------
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    monitored_barrier : Names the missing ranks.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.barrier()
+    >>> dist.destroy_process_group()
+    """
     pg = member("barrier", group)
     return None if pg is None else conclude(pg.communicator.barrier(async_op=async_op), [], async_op)
 
 
 def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
-    """Write `tensor` (shape s_i) of rank i into ``tensor_list[i]`` of every rank; shapes may differ from rank to rank.
+    """Write `tensor` of rank i into ``tensor_list[i]`` of every rank; shapes may differ from rank to rank.
 
-    Raises ArgumentError if entries of `tensor_list` share memory. Raises MismatchError, with no entry written, if an
-    entry and the tensor received for this entry differ in length.
+    Parameters
+    ----------
+    tensor_list : list of arrays of shape s_i
+        The places of the arrays of all ranks.
+    tensor : array of shape s_i
+        The contribution of this rank.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    async_op : bool, optional
+        True returns a `Work` at once.
+
+    Returns
+    -------
+    None or Work
+        The handle with ``async_op=True``, else None; None outside the group, with a warning.
+
+    Raises
+    ------
+    ArgumentError
+        Entries of `tensor_list` share memory (GC-OVERLAP).
+    MismatchError
+        An entry and the tensor received for this entry differ in length; no entry is written (GC-SHAPE).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    all_gather_into_tensor : Into one array.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> parts = [numpy.zeros(2)]
+    >>> dist.all_gather(parts, numpy.array([1.0, 2.0]))
+    >>> parts
+    [array([1., 2.])]
+    >>> dist.destroy_process_group()
     """
     if (pg := member(name := "all_gather", group, tensor)) is None:
         return None
@@ -81,9 +278,49 @@ def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool 
 
 @_also_named(output_tensor="output", input_tensor="input")
 def all_gather_into_tensor(output: Any, input: Any, group: Any = None, async_op: bool = False) -> Any:
-    """Write all ranks' `input` (shape (n, \\*s)) into every rank's `output`.
+    """Write all ranks' `input` into every rank's `output`.
 
-    `output` is concatenated (size * n, \\*s) or stacked (size, n, \\*s). `input` may be its own slot of `output`.
+    `input` may be its own slot of `output`.
+
+    Parameters
+    ----------
+    output : array of shape (size * n, \\*s) or (size, n, \\*s)
+        The place of the arrays of all ranks, concatenated or stacked.
+    input : array of shape (n, \\*s)
+        The contribution of this rank.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    async_op : bool, optional
+        True returns a `Work` at once.
+
+    Returns
+    -------
+    None or Work
+        The handle with ``async_op=True``, else None; None outside the group, with a warning.
+
+    Raises
+    ------
+    ArgumentError or DtypeError
+        A wrong argument of this rank, before data is sent (GC-SHAPE, GC-ROOT, GC-OP, GC-DTYPE).
+    MismatchError
+        The calls of the ranks differ (GC-MISMATCH, GC-SHAPE).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    gpucoll.Communicator.all_gather : The call underneath.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> out = numpy.zeros(2)
+    >>> dist.all_gather_into_tensor(out, numpy.array([1.0, 2.0]))
+    >>> out
+    array([1., 2.])
+    >>> dist.destroy_process_group()
     """
     if (pg := member(name := "all_gather_into_tensor", group, input)) is None:
         return None
@@ -100,9 +337,51 @@ def _blocks(whole: Array, size: int, block: Array) -> Array:
 
 def gather(tensor: Any, gather_list: Any = None, dst: int | None = 0, group: Any = None, async_op: bool = False,
            group_dst: int | None = None) -> Any:
-    """Write `tensor` (shape s) of rank i into ``gather_list[i]`` (shape s) of rank `dst`.
+    """Write `tensor` of rank i into ``gather_list[i]`` of rank `dst`.
 
-    Raises ArgumentError if other ranks pass a non-empty `gather_list`, or if entries share memory.
+    Parameters
+    ----------
+    tensor : array of shape s
+        NumPy's array, PyTorch's tensor, or another with DLPack.
+    gather_list : list of arrays of shape s, or None, optional
+        The places of the arrays on rank `dst`; None or empty on the other ranks.
+    dst : int or None, optional
+        The receiving rank, by its number in the world.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    async_op : bool, optional
+        True returns a `Work` at once.
+    group_dst : int or None, optional
+        The receiving rank, by its number in the group, in place of `dst`.
+
+    Returns
+    -------
+    None or Work
+        The handle with ``async_op=True``, else None; None outside the group, with a warning.
+
+    Raises
+    ------
+    ArgumentError
+        Other ranks pass a non-empty `gather_list` (GC-ROOT), or entries share memory (GC-OVERLAP).
+    MismatchError
+        The calls of the ranks differ (GC-MISMATCH, GC-SHAPE).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    gpucoll.Communicator.gather : The call underneath.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> parts = [numpy.zeros(1)]
+    >>> dist.gather(numpy.array([5.0]), parts)
+    >>> parts
+    [array([5.])]
+    >>> dist.destroy_process_group()
     """
     if (pg := member(name := "gather", group, tensor)) is None:
         return None
@@ -122,10 +401,51 @@ def gather(tensor: Any, gather_list: Any = None, dst: int | None = 0, group: Any
 
 def scatter(tensor: Any, scatter_list: Any = None, src: int | None = 0, group: Any = None, async_op: bool = False,
             group_src: int | None = None) -> Any:
-    """Write ``scatter_list[i]`` (shape s) of rank `src` into `tensor` (shape s) of rank i.
+    """Write ``scatter_list[i]`` of rank `src` into `tensor` of rank i.
 
-    Raises ArgumentError if other ranks pass a non-empty `scatter_list`. If rank `src` refuses its arguments, the other
-    ranks raise PeerError.
+    Parameters
+    ----------
+    tensor : array of shape s
+        The place of this rank's array.
+    scatter_list : list of arrays of shape s, or None, optional
+        An array for each rank on rank `src`; None or empty on the other ranks.
+    src : int or None, optional
+        The sending rank, by its number in the world.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    async_op : bool, optional
+        True returns a `Work` at once.
+    group_src : int or None, optional
+        The sending rank, by its number in the group, in place of `src`.
+
+    Returns
+    -------
+    None or Work
+        The handle with ``async_op=True``, else None; None outside the group, with a warning.
+
+    Raises
+    ------
+    ArgumentError
+        Other ranks pass a non-empty `scatter_list` (GC-ROOT).
+    PeerError
+        Rank `src` refuses its arguments (GC-PEER).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    gpucoll.Communicator.scatter : The call underneath.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> x = numpy.zeros(1)
+    >>> dist.scatter(x, [numpy.array([5.0])])
+    >>> x
+    array([5.])
+    >>> dist.destroy_process_group()
     """
     if (pg := member(name := "scatter", group, tensor)) is None:
         return None
@@ -145,7 +465,50 @@ def scatter(tensor: Any, scatter_list: Any = None, src: int | None = 0, group: A
 
 def reduce_scatter(output: Any, input_list: Any, op: Any = ReduceOp.SUM, group: Any = None,
                    async_op: bool = False) -> Any:
-    """Write the reduction of all ranks' ``input_list[i]`` (shape s_i) into `output` (shape s_i) of rank i."""
+    """Write the reduction of all ranks' ``input_list[i]`` into `output` of rank i.
+
+    Parameters
+    ----------
+    output : array of shape s_i
+        The place of this rank's sum.
+    input_list : list of arrays of shape s_i
+        An array for each rank.
+    op : str or ReduceOp, optional
+        The reduction, as in `Communicator.all_reduce`.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    async_op : bool, optional
+        True returns a `Work` at once.
+
+    Returns
+    -------
+    None or Work
+        The handle with ``async_op=True``, else None; None outside the group, with a warning.
+
+    Raises
+    ------
+    ArgumentError or DtypeError
+        A wrong argument of this rank, before data is sent (GC-SHAPE, GC-ROOT, GC-OP, GC-DTYPE).
+    MismatchError
+        The calls of the ranks differ (GC-MISMATCH, GC-SHAPE).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    reduce_scatter_tensor : From one array.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> out = numpy.zeros(1)
+    >>> dist.reduce_scatter(out, [numpy.array([5.0])])
+    >>> out
+    array([5.])
+    >>> dist.destroy_process_group()
+    """
     if (pg := member(name := "reduce_scatter", group, output)) is None:
         return None
     blocks = shapes.inputs(name, "input_list", input_list, pg.size())
@@ -161,9 +524,51 @@ def reduce_scatter(output: Any, input_list: Any, op: Any = ReduceOp.SUM, group: 
 
 def reduce_scatter_tensor(output: Any, input: Any, op: Any = ReduceOp.SUM, group: Any = None,
                           async_op: bool = False) -> Any:
-    """Write block i of the reduction of all ranks' `input` into `output` (shape (n, \\*s)) of rank i.
+    """Write block i of the reduction of all ranks' `input` into `output` of rank i.
 
-    `input` is concatenated (size * n, \\*s) or stacked (size, n, \\*s). `output` may be its own slot of `input`.
+    `output` may be its own slot of `input`.
+
+    Parameters
+    ----------
+    output : array of shape (n, \\*s)
+        The place of this rank's block.
+    input : array of shape (size * n, \\*s) or (size, n, \\*s)
+        The blocks for all ranks, concatenated or stacked.
+    op : str or ReduceOp, optional
+        The reduction, as in `Communicator.all_reduce`.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    async_op : bool, optional
+        True returns a `Work` at once.
+
+    Returns
+    -------
+    None or Work
+        The handle with ``async_op=True``, else None; None outside the group, with a warning.
+
+    Raises
+    ------
+    ArgumentError or DtypeError
+        A wrong argument of this rank, before data is sent (GC-SHAPE, GC-ROOT, GC-OP, GC-DTYPE).
+    MismatchError
+        The calls of the ranks differ (GC-MISMATCH, GC-SHAPE).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    gpucoll.Communicator.reduce_scatter : The call underneath.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> out = numpy.zeros(2)
+    >>> dist.reduce_scatter_tensor(out, numpy.array([1.0, 2.0]))
+    >>> out
+    array([1., 2.])
+    >>> dist.destroy_process_group()
     """
     if (pg := member(name := "reduce_scatter_tensor", group, output)) is None:
         return None
@@ -178,8 +583,45 @@ def reduce_scatter_tensor(output: Any, input: Any, op: Any = ReduceOp.SUM, group
 def all_to_all(output_list: Any, input_list: Any, group: Any = None, async_op: bool = False) -> Any:
     """Write ``input_list[j]`` of rank i into ``output_list[i]`` of rank j; all shapes may differ.
 
-    Raises ArgumentError if entries of `output_list` share memory. Raises MismatchError, with no entry written, if an
-    entry and the block received for this entry differ in length.
+    Parameters
+    ----------
+    output_list : list of arrays
+        The places of the arrays from all ranks.
+    input_list : list of arrays
+        An array for each rank.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    async_op : bool, optional
+        True returns a `Work` at once.
+
+    Returns
+    -------
+    None or Work
+        The handle with ``async_op=True``, else None; None outside the group, with a warning.
+
+    Raises
+    ------
+    ArgumentError
+        Entries of `output_list` share memory (GC-OVERLAP).
+    MismatchError
+        An entry and the block received for this entry differ in length; no entry is written (GC-SHAPE).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    all_to_all_single : Parts of one array.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> out = [numpy.zeros(1)]
+    >>> dist.all_to_all(out, [numpy.array([5.0])])
+    >>> out
+    [array([5.])]
+    >>> dist.destroy_process_group()
     """
     if (pg := member(name := "all_to_all", group, *(input_list if isinstance(input_list, list) else ()))) is None:
         return None
@@ -194,8 +636,51 @@ def all_to_all_single(output: Any, input: Any, output_split_sizes: Any = None, i
                       group: Any = None, async_op: bool = False) -> Any:
     """Write part j of rank i's `input` into part i of rank j's `output`; parts are cut along the first axis.
 
-    Split sizes are the lengths of the parts, one length per rank; None cuts into equal parts. Either all ranks pass
-    split sizes or none does.
+    Either all ranks pass split sizes or none does.
+
+    Parameters
+    ----------
+    output : array
+        The place of the result.
+    input : array
+        The contribution of this rank.
+    output_split_sizes : list of int or None, optional
+        The lengths of the parts of `output`, one for each rank; None: equal parts.
+    input_split_sizes : list of int or None, optional
+        The lengths of the parts of `input`, one for each rank; None: equal parts.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    async_op : bool, optional
+        True returns a `Work` at once.
+
+    Returns
+    -------
+    None or Work
+        The handle with ``async_op=True``, else None; None outside the group, with a warning.
+
+    Raises
+    ------
+    ArgumentError or DtypeError
+        A wrong argument of this rank, before data is sent (GC-SHAPE, GC-ROOT, GC-OP, GC-DTYPE).
+    MismatchError
+        The calls of the ranks differ (GC-MISMATCH, GC-SHAPE).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    gpucoll.Communicator.all_to_all_v : The call underneath.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> out = numpy.zeros(2)
+    >>> dist.all_to_all_single(out, numpy.array([1.0, 2.0]))
+    >>> out
+    array([1., 2.])
+    >>> dist.destroy_process_group()
     """
     if (pg := member(name := "all_to_all_single", group, input)) is None:
         return None
@@ -218,7 +703,40 @@ def all_to_all_single(output: Any, input: Any, output_split_sizes: Any = None, i
 
 
 def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-    """Write `obj` of rank i into ``object_list[i]`` of every rank; the list may be longer than there are ranks."""
+    """Write `obj` of rank i into ``object_list[i]`` of every rank.
+
+    Parameters
+    ----------
+    object_list : list
+        The place of the objects; it may be longer than there are ranks.
+    obj : object
+        Any object that can be pickled.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+
+    Raises
+    ------
+    ArgumentError
+        A list is too short, or no list (GC-COUNTS).
+    Exception
+        An object cannot be pickled; PeerError on the other ranks (GC-PEER).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    gpucoll.Communicator.all_gather_object : The call underneath.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> found = [None]
+    >>> dist.all_gather_object(found, {"loss": 0.5})
+    >>> found
+    [{'loss': 0.5}]
+    >>> dist.destroy_process_group()
+    """
     if (pg := member(name := "all_gather_object", group)) is None:
         return
     with internal.refusing(pg.communicator):
@@ -228,7 +746,44 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> No
 
 def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = 0, group: Any = None,
                   group_dst: int | None = None) -> None:
-    """Write `obj` of rank i into ``object_gather_list[i]`` of rank `dst`; other ranks pass None or an empty list."""
+    """Write `obj` of rank i into ``object_gather_list[i]`` of rank `dst`.
+
+    Parameters
+    ----------
+    obj : object
+        Any object that can be pickled.
+    object_gather_list : list or None, optional
+        The place of the objects on rank `dst`; None or empty on the other ranks.
+    dst : int or None, optional
+        The receiving rank, by its number in the world.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    group_dst : int or None, optional
+        The receiving rank, by its number in the group, in place of `dst`.
+
+    Raises
+    ------
+    ArgumentError
+        A list is too short, or no list (GC-COUNTS).
+    Exception
+        An object cannot be pickled; PeerError on the other ranks (GC-PEER).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    gpucoll.Communicator.gather_object : The call underneath.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> found = [None]
+    >>> dist.gather_object("a", found)
+    >>> found
+    ['a']
+    >>> dist.destroy_process_group()
+    """
     if (pg := member(name := "gather_object", group)) is None:
         return
     root = pg.number_of(name, "dst", dst, group_dst)
@@ -244,9 +799,43 @@ def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: in
 
 def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: Any = None, device: Any = None,
                           group_src: int | None = None) -> None:
-    """Overwrite the objects of every rank's list with the objects of rank `src`; `device` has no effect.
+    """Overwrite the objects of every rank's list with the objects of rank `src`.
 
-    Raises ArgumentError, with the list unchanged, if a list and the list of rank `src` differ in length.
+    Parameters
+    ----------
+    object_list : list
+        The objects, equally many on all ranks.
+    src : int or None, optional
+        The sending rank, by its number in the world.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    device : object, optional
+        Has no effect.
+    group_src : int or None, optional
+        The sending rank, by its number in the group, in place of `src`.
+
+    Raises
+    ------
+    ArgumentError
+        A list and the list of rank `src` differ in length; the list is unchanged (GC-COUNTS).
+    Exception
+        An object cannot be pickled; PeerError on the other ranks (GC-PEER).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    gpucoll.Communicator.broadcast_object : The call underneath.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> found = ["a", 1]
+    >>> dist.broadcast_object_list(found)
+    >>> found
+    ['a', 1]
+    >>> dist.destroy_process_group()
     """
     if (pg := member(name := "broadcast_object_list", group)) is None:
         return
@@ -267,7 +856,41 @@ def scatter_object_list(scatter_object_output_list: list[Any], scatter_object_in
                         src: int | None = 0, group: Any = None, group_src: int | None = None) -> None:
     """Write ``scatter_object_input_list[i]`` of rank `src` into ``scatter_object_output_list[0]`` of rank i.
 
-    Other ranks' input lists are ignored. Raises ArgumentError if the output list is empty or no list.
+    Parameters
+    ----------
+    scatter_object_output_list : list
+        The place of this rank's object.
+    scatter_object_input_list : list or None, optional
+        An object for each rank on rank `src`; ignored on the other ranks.
+    src : int or None, optional
+        The sending rank, by its number in the world.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    group_src : int or None, optional
+        The sending rank, by its number in the group, in place of `src`.
+
+    Raises
+    ------
+    ArgumentError
+        A list is too short, or no list (GC-COUNTS).
+    Exception
+        An object cannot be pickled; PeerError on the other ranks (GC-PEER).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    gpucoll.Communicator.scatter_object : The call underneath.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> found = [None]
+    >>> dist.scatter_object_list(found, ["a"])
+    >>> found
+    ['a']
+    >>> dist.destroy_process_group()
     """
     if (pg := member(name := "scatter_object_list", group)) is None:
         return

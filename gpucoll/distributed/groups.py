@@ -14,9 +14,32 @@ from gpucoll.errors import ArgumentError, UsageError
 
 
 class ProcessGroup:
-    """A group of communicating ranks: ``ranks[i]`` is the number in the world of rank i of the group.
+    """A group of communicating ranks, made by `init_process_group` and `new_group`.
 
-    ``communicator`` is the `gpucoll.Communicator` of these ranks, for features without a name in torch.distributed.
+    A program does not call the class.
+
+    Parameters
+    ----------
+    communicator : gpucoll.Communicator
+        The communicator of the ranks.
+    ranks : sequence of int
+        The numbers of the ranks in the world.
+
+    Attributes
+    ----------
+    ranks : tuple of int
+        ``ranks[i]`` is the number in the world of rank i of the group.
+    communicator : gpucoll.Communicator
+        The communicator of these ranks, for features without a name in torch.distributed.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> pair = dist.new_group([0])
+    >>> pair.ranks, pair.communicator.size
+    ((0,), 1)
+    >>> dist.destroy_process_group()
     """
 
     def __init__(self, communicator: Communicator, ranks: Sequence[int]) -> None:
@@ -28,17 +51,84 @@ class ProcessGroup:
         self.sending: list[Any] = []  # `monitored_barrier`: send requests not yet completed, with their buffers
 
     def rank(self) -> int:
-        """Return this rank's number in the group."""
+        """Return this rank's number in the group.
+
+        Returns
+        -------
+        int
+            0 to `size` - 1.
+
+        See Also
+        --------
+        get_rank : The function of torch.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> dist.new_group().rank()
+        0
+        >>> dist.destroy_process_group()
+        """
         return self.communicator.rank
 
     def size(self) -> int:
-        """Return the number of ranks in the group."""
+        """Return the number of ranks in the group.
+
+        Returns
+        -------
+        int
+            At least 1.
+
+        See Also
+        --------
+        get_world_size : The function of torch.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> dist.new_group().size()
+        1
+        >>> dist.destroy_process_group()
+        """
         return int(self.communicator.size)
 
     def number_of(self, name: str, what: str, rank: Any, group_rank: Any = None) -> int:
-        """Return the number in the group of `rank`, a rank of the world; a given `group_rank` is returned itself.
+        """Return the number in the group of `rank`, a rank of the world.
 
-        Raises ArgumentError if both are given, if neither is given, or if the rank is not in the group.
+        Parameters
+        ----------
+        name : str
+            The name of the call, for the error's text.
+        what : str
+            The name of the argument, for the error's text.
+        rank : int or None
+            The number in the world.
+        group_rank : int or None, optional
+            A number in the group, returned itself.
+
+        Returns
+        -------
+        int
+            The number in the group.
+
+        Raises
+        ------
+        ArgumentError
+            Both numbers are given, or neither, or the rank is not in the group (GC-ROOT).
+
+        See Also
+        --------
+        get_group_rank : The function of torch.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> dist.new_group().number_of("reduce", "dst", 0)
+        0
+        >>> dist.destroy_process_group()
         """
         if group_rank is not None:
             if rank not in (None, 0):  # 0 is the default of `src` and `dst`
@@ -77,7 +167,16 @@ class _Members(type):
 
 
 class GroupMember(metaclass=_Members):
-    """``WORLD`` is the default group; ``NON_GROUP_MEMBER`` stands for any group without this rank."""
+    """``WORLD`` is the default group; ``NON_GROUP_MEMBER`` stands for any group without this rank.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.GroupMember.WORLD
+    <gpucoll.distributed.ProcessGroup rank=0 ranks=[0]>
+    >>> dist.destroy_process_group()
+    """
 
     NON_GROUP_MEMBER = _NonMember()
 
@@ -117,41 +216,231 @@ def _checked(name: str, group: Any) -> ProcessGroup:
 
 
 def is_available() -> bool:
-    """Return True: a program started without a launcher is a world of one rank."""
+    """Return True: a program started without a launcher is a world of one rank.
+
+    Returns
+    -------
+    bool
+        True.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.is_available()
+    True
+    """
     return True
 
 
 def is_initialized() -> bool:
-    """Return whether the default group exists: after `init_process_group`, before `destroy_process_group`."""
+    """Return whether the default group exists.
+
+    That is so after `init_process_group`, and before `destroy_process_group`.
+
+    Returns
+    -------
+    bool
+        True if the default group exists.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.is_initialized()
+    True
+    >>> dist.destroy_process_group()
+    """
     return bool(groups)
 
 
 def get_rank(group: Any = None) -> int:
-    """Return this rank's number in `group`, -1 outside the group. Raises UsageError before initialization."""
+    """Return this rank's number in `group`, -1 outside the group.
+
+    Parameters
+    ----------
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+
+    Returns
+    -------
+    int
+        0 to the size of the group - 1, or -1.
+
+    Raises
+    ------
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.get_rank()
+    0
+    >>> dist.destroy_process_group()
+    """
     return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_rank", group).rank()
 
 
 def get_world_size(group: Any = None) -> int:
-    """Return the number of ranks in `group`, -1 outside the group. Raises UsageError before initialization."""
+    """Return the number of ranks in `group`, -1 outside the group.
+
+    Parameters
+    ----------
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+
+    Returns
+    -------
+    int
+        At least 1, or -1.
+
+    Raises
+    ------
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.get_world_size()
+    1
+    >>> dist.destroy_process_group()
+    """
     return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_world_size", group).size()
 
 
 def get_backend(group: Any = None) -> str:
-    """Return "nccl" after a call of the group on GPU arrays, else "mpi"; raise ArgumentError outside the group."""
+    """Return "nccl" after a call of the group on GPU arrays, else "mpi".
+
+    Parameters
+    ----------
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+
+    Returns
+    -------
+    str
+        "nccl" or "mpi".
+
+    Raises
+    ------
+    ArgumentError
+        This rank is outside the group (GC-GROUP).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.get_backend()
+    'mpi'
+    >>> dist.destroy_process_group()
+    """
     return "nccl" if _checked("get_backend", group).uses_gpu else "mpi"
 
 
 def get_process_group_ranks(group: Any = None) -> list[int]:
-    """Return the world ranks of the members of `group`, ordered by number in the group."""
+    """Return the world ranks of the members of `group`, ordered by number in the group.
+
+    Parameters
+    ----------
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+
+    Returns
+    -------
+    list of int
+        The numbers in the world.
+
+    Raises
+    ------
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.get_process_group_ranks()
+    [0]
+    >>> dist.destroy_process_group()
+    """
     return list(_checked("get_process_group_ranks", group).ranks)
 
 
 def get_group_rank(group: Any, global_rank: int) -> int:
-    """Return the number in `group` of rank `global_rank` of the world; raise ArgumentError if not a member."""
+    """Return the number in `group` of rank `global_rank` of the world.
+
+    Parameters
+    ----------
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    global_rank : int
+        The number in the world.
+
+    Returns
+    -------
+    int
+        The number in the group.
+
+    Raises
+    ------
+    ArgumentError
+        The rank is no member (GC-ROOT).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    get_global_rank : The other way.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.get_group_rank(dist.GroupMember.WORLD, 0)
+    0
+    >>> dist.destroy_process_group()
+    """
     return _checked("get_group_rank", group).number_of("get_group_rank", "global_rank", global_rank)
 
 
 def get_global_rank(group: Any, group_rank: int) -> int:
-    """Return the number in the world of rank `group_rank` of `group`; raise ArgumentError for other numbers."""
+    """Return the number in the world of rank `group_rank` of `group`.
+
+    Parameters
+    ----------
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    group_rank : int
+        The number in the group.
+
+    Returns
+    -------
+    int
+        The number in the world.
+
+    Raises
+    ------
+    ArgumentError
+        The group has no such rank (GC-ROOT).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    get_group_rank : The other way.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.get_global_rank(dist.GroupMember.WORLD, 0)
+    0
+    >>> dist.destroy_process_group()
+    """
     pg = _checked("get_global_rank", group)
     return pg.ranks[pg.number_of("get_global_rank", "rank", None, group_rank)]

@@ -17,9 +17,51 @@ from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
 
 def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0,
           group_dst: int | None = None) -> DistributedWork | None:
-    """Begin to send `tensor` (shape s) to rank `dst`; `tensor` must not change until `wait` has returned.
+    """Begin to send `tensor` to rank `dst`.
 
-    `tag`, 0 .. 32767, distinguishes messages. Returns None on a rank outside `group`.
+    `tensor` must not change until `wait` has returned.
+
+    Parameters
+    ----------
+    tensor : array of shape s
+        NumPy's array, PyTorch's tensor, or another with DLPack.
+    dst : int or None, optional
+        The receiving rank, by its number in the world.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    tag : int, optional
+        The number of the message, 0 to 32767.
+    group_dst : int or None, optional
+        The receiving rank, by its number in the group, in place of `dst`.
+
+    Returns
+    -------
+    Work or None
+        The handle of the message; None on a rank outside `group`, with a warning.
+
+    Raises
+    ------
+    ArgumentError
+        A wrong rank or tag (GC-ROOT, GC-TAG).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    irecv : The other end.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> out = numpy.zeros(1)
+    >>> works = [dist.isend(numpy.array([5.0]), 0), dist.irecv(out, 0)]  # a message to the rank itself
+    >>> [work.wait() for work in works]
+    [True, True]
+    >>> out
+    array([5.])
+    >>> dist.destroy_process_group()
     """
     if (pg := member("isend", group, tensor)) is None:
         return None
@@ -29,9 +71,49 @@ def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0,
 
 def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0,
           group_src: int | None = None) -> DistributedWork | None:
-    """Begin to receive into `tensor` (shape s) from rank `src`; None means the first rank to send.
+    """Begin to receive into `tensor` from rank `src`.
 
-    Returns None on a rank outside `group`.
+    Parameters
+    ----------
+    tensor : array of shape s
+        The place of the message.
+    src : int or None, optional
+        The sending rank, by its number in the world; None means the first rank to send.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    tag : int, optional
+        The number of the message, 0 to 32767.
+    group_src : int or None, optional
+        The sending rank, by its number in the group, in place of `src`.
+
+    Returns
+    -------
+    Work or None
+        The handle of the message; None on a rank outside `group`, with a warning.
+
+    Raises
+    ------
+    UsageError
+        A receive from any rank where there is none: between threads, and on GPUs (GC-WILDCARD, GC-USAGE).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    isend : The other end.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> out = numpy.zeros(1)
+    >>> works = [dist.isend(numpy.array([5.0]), 0), dist.irecv(out, 0)]  # a message to the rank itself
+    >>> [work.wait() for work in works]
+    [True, True]
+    >>> out
+    array([5.])
+    >>> dist.destroy_process_group()
     """
     if (pg := member("irecv", group, tensor)) is None:
         return None
@@ -78,9 +160,43 @@ class _Receive(DistributedWork):
 
 
 def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
-    """Send `tensor` (shape s) to another rank, `dst`; `tensor` may change after the return.
+    """Send `tensor` to another rank, `dst`; `tensor` may change after the return.
 
-    Raises ArgumentError if `dst` is this rank.
+    Parameters
+    ----------
+    tensor : array of shape s
+        NumPy's array, PyTorch's tensor, or another with DLPack.
+    dst : int or None, optional
+        The receiving rank, by its number in the world.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    tag : int, optional
+        The number of the message, 0 to 32767.
+    group_dst : int or None, optional
+        The receiving rank, by its number in the group, in place of `dst`.
+
+    Raises
+    ------
+    ArgumentError
+        `dst` is this rank, or a wrong rank or tag (GC-ROOT, GC-TAG).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    recv : The other end.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> try:
+    ...     dist.send(numpy.zeros(1), dst=0)  # this rank itself
+    ... except ValueError as error:
+    ...     print(error.code)
+    GC-ROOT
+    >>> dist.destroy_process_group()
     """
     if (pg := member("send", group, tensor)) is not None:
         number = pg.number_of("send", "dst", dst, group_dst)
@@ -91,9 +207,47 @@ def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, g
 
 
 def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
-    """Receive into `tensor` (shape s) from rank `src`; None means the first rank to send.
+    """Receive into `tensor` from rank `src`.
 
-    Returns the sender's rank in the world, -1 on a rank outside `group`.
+    Parameters
+    ----------
+    tensor : array of shape s
+        The place of the message.
+    src : int or None, optional
+        The sending rank, by its number in the world; None means the first rank to send.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    tag : int, optional
+        The number of the message, 0 to 32767.
+    group_src : int or None, optional
+        The sending rank, by its number in the group, in place of `src`.
+
+    Returns
+    -------
+    int
+        The sender's rank in the world, -1 on a rank outside `group`.
+
+    Raises
+    ------
+    MismatchError
+        The message has another length or dtype than `tensor` (GC-SHAPE, GC-DTYPE).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    send : The other end.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> work = dist.isend(numpy.array([5.0]), 0)
+    >>> out = numpy.zeros(1)
+    >>> dist.recv(out, src=0)
+    0
+    >>> dist.destroy_process_group()
     """
     if (pg := member("recv", group, tensor)) is None:
         return -1
@@ -103,7 +257,43 @@ def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, g
 
 
 class P2POp:
-    """A message for `batch_isend_irecv`: `op` is `isend` or `irecv`, `peer` the other rank's number in the world."""
+    """A message for `batch_isend_irecv`.
+
+    Parameters
+    ----------
+    op : callable
+        `isend` or `irecv`.
+    tensor : array
+        The message, or its place.
+    peer : int or None, optional
+        The other rank, by its number in the world.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    tag : int, optional
+        The number of the message, 0 to 32767.
+    group_peer : int or None, optional
+        The other rank, by its number in the group, in place of `peer`.
+
+    Raises
+    ------
+    ArgumentError
+        `op` is neither `isend` nor `irecv` (GC-OP), or the rank is not in the group (GC-ROOT).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    batch_isend_irecv : Begins messages.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.P2POp(dist.isend, numpy.zeros(1), 0)
+    P2POp(isend, peer=0, tag=0)
+    >>> dist.destroy_process_group()
+    """
 
     def __init__(self, op: Callable[..., Any], tensor: Any, peer: int | None = None, group: Any = None, tag: int = 0,
                  group_peer: int | None = None) -> None:
@@ -121,10 +311,43 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[DistributedWork]:
-    """Begin all messages of the list and return one handle per message; no message waits for another.
+    """Begin all messages of the list; no message waits for another.
 
-    Messages between the same two ranks are matched in the order of the list. Raises ArgumentError unless every item is
-    a `P2POp` and all items belong to one group.
+    Messages between the same two ranks are matched in the order of the list.
+
+    Parameters
+    ----------
+    p2p_op_list : list of P2POp
+        The messages.
+
+    Returns
+    -------
+    list of Work
+        A handle for each message.
+
+    Raises
+    ------
+    ArgumentError
+        An item is no `P2POp` (GC-OP), or items belong to several groups (GC-GROUP).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    gpucoll.Communicator.group : The same on a communicator.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> out = numpy.zeros(1)
+    >>> pair = [dist.P2POp(dist.isend, numpy.array([5.0]), 0), dist.P2POp(dist.irecv, out, 0)]
+    >>> for work in dist.batch_isend_irecv(pair):
+    ...     _ = work.wait()
+    >>> out
+    array([5.])
+    >>> dist.destroy_process_group()
     """
     if not isinstance(p2p_op_list, list | tuple) or not all(isinstance(one, P2POp) for one in p2p_op_list):
         raise ArgumentError("batch_isend_irecv: expected a list of P2POp", code="GC-OP")

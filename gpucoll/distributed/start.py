@@ -30,16 +30,50 @@ variables: list[str] = []  # names of the environment variables set by `init_pro
 def init_process_group(backend: str | None = None, init_method: str | None = None, timeout: Any = None,
                        world_size: int = -1, rank: int = -1, store: Any = None, group_name: str = "",
                        pg_options: Any = None, device_id: Any = None) -> None:
-    """Make the default group of all ranks, found as in `gpucoll.init`; a collective call.
+    """Make the default group of all ranks, found as in `gpucoll.init`.
 
-    `backend` is None, "nccl", "mpi", "gloo" or pairs such as "cpu:gloo,cuda:nccl"; the arrays decide where work runs.
-    `timeout` is a timedelta or a number of seconds, the deadline of every wait. `world_size` and `rank`, unless -1,
-    must equal the launcher's. The launcher has already done the rendezvous, so `init_method` is only checked, and
-    `store`, `group_name`, `pg_options` and `device_id` have no effect. The call sets RANK, LOCAL_RANK, WORLD_SIZE,
-    LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment if missing.
+    A collective call. The launcher has already done the rendezvous, so `init_method` is only checked. The call sets
+    RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment if missing.
 
-    Raises ArgumentError for wrong arguments; UsageError for a second call, or for a rank or a world size other than
-    the launcher's.
+    Parameters
+    ----------
+    backend : str or None, optional
+        "nccl", "mpi", "gloo" or pairs such as "cpu:gloo,cuda:nccl"; the arrays decide where work runs.
+    init_method : str or None, optional
+        Begins with env://, tcp:// or file://; only checked.
+    timeout : timedelta, float or None, optional
+        The deadline of every wait, in seconds if a number; None is the default.
+    world_size : int, optional
+        The launcher's number of ranks, or -1.
+    rank : int, optional
+        The launcher's number of this rank, or -1.
+    store : object, optional
+        Has no effect.
+    group_name : str, optional
+        Has no effect.
+    pg_options : object, optional
+        Has no effect.
+    device_id : object, optional
+        Has no effect.
+
+    Raises
+    ------
+    ArgumentError
+        A wrong argument (GC-BACKEND, GC-INIT, GC-TIMEOUT).
+    UsageError
+        A second call, or a rank or a world size other than the launcher's (GC-INIT).
+
+    See Also
+    --------
+    destroy_process_group : The end.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.get_rank(), dist.get_world_size()
+    (0, 1)
+    >>> dist.destroy_process_group()
     """
     if groups:
         raise UsageError("init_process_group was called before; call destroy_process_group() first", code="GC-INIT")
@@ -105,11 +139,54 @@ def _check_place(rank: int, size: int, given: Mapping[str, Any], where: str) -> 
 def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: str | None = None,
               pg_options: Any = None, use_local_synchronization: bool = False, group_desc: str | None = None,
               device_id: Any = None, sort_ranks: bool = True) -> Any:
-    """Return a group of `ranks` of the world (any iterable; None: all); other ranks get `GroupMember.NON_GROUP_MEMBER`.
+    """Return a group of `ranks` of the world.
 
-    Every rank of the world calls `new_group` with the same arguments. Ranks are numbered in ascending order, or with
-    ``sort_ranks=False`` in the order given. `timeout` as in `init_process_group`; None means the default group's.
-    Raises ArgumentError for a rank outside the world or listed twice, and MismatchError if ranks pass different lists.
+    Every rank of the world calls `new_group` with the same arguments.
+
+    Parameters
+    ----------
+    ranks : iterable of int or None, optional
+        The members, by their numbers in the world; None: all.
+    timeout : timedelta, float or None, optional
+        The deadline of every wait, in seconds if a number; None is the default.
+    backend : str or None, optional
+        "nccl", "mpi", "gloo" or pairs such as "cpu:gloo,cuda:nccl"; the arrays decide where work runs.
+    pg_options : object, optional
+        Has no effect.
+    use_local_synchronization : bool, optional
+        Must be False.
+    group_desc : str or None, optional
+        Has no effect.
+    device_id : object, optional
+        Has no effect.
+    sort_ranks : bool, optional
+        Number the ranks in ascending order; False: in the order given.
+
+    Returns
+    -------
+    ProcessGroup or GroupMember.NON_GROUP_MEMBER
+        The group, and the latter on ranks outside the group.
+
+    Raises
+    ------
+    ArgumentError
+        A rank is outside the world or listed twice (GC-GROUP).
+    MismatchError
+        Ranks pass different lists (GC-GROUP).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    gpucoll.Communicator.split : The call underneath.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.new_group([0])
+    <gpucoll.distributed.ProcessGroup rank=0 ranks=[0]>
+    >>> dist.destroy_process_group()
     """
     world = _get_default_group()
     check_backend("new_group", backend)
@@ -155,10 +232,33 @@ def _check_agreed(world: ProcessGroup, members: list[int]) -> None:
 
 
 def destroy_process_group(group: Any = None) -> None:
-    """Close `group`; None or the default group means all groups. A collective call of the group's ranks.
+    """Close `group`; None or the default group means all groups.
 
-    After closing all groups `init_process_group` may be called again. Raises UsageError before initialization, and
-    ArgumentError if `group` is no group or already destroyed.
+    A collective call of the group's ranks. After closing all groups `init_process_group` may be called again.
+
+    Parameters
+    ----------
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+
+    Raises
+    ------
+    UsageError
+        There is no group yet (GC-INIT).
+    ArgumentError
+        `group` is no group, or already destroyed (GC-GROUP).
+
+    See Also
+    --------
+    init_process_group : The beginning.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.destroy_process_group()
+    >>> dist.is_initialized()
+    False
     """
     world = _get_default_group()
     if group is GroupMember.NON_GROUP_MEMBER:
@@ -194,10 +294,36 @@ VERDICT_TIMEOUT = 10.0  # seconds for rank 0's verdict to arrive, enough for an 
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """Wait until every rank of `group` has arrived; raise CollectiveTimeout with the missing ranks as `ranks`.
+    """Wait until every rank of `group` has arrived; name the missing ranks.
 
-    `timeout` is a timedelta or a number of seconds, counted from the arrival of the group's rank 0; None means the
-    group's. All missing ranks are named, with or without `wait_all_ranks`. The group remains usable after a timeout.
+    The group remains usable after a timeout.
+
+    Parameters
+    ----------
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    timeout : timedelta, float or None, optional
+        Counted from the arrival of the group's rank 0, in seconds if a number; None means the group's.
+    wait_all_ranks : bool, optional
+        Has no effect: all missing ranks are named.
+
+    Raises
+    ------
+    CollectiveTimeout
+        Ranks are missing: its `ranks` (GC-TIMEOUT).
+    UsageError
+        There is no group yet: call `init_process_group` first (GC-INIT).
+
+    See Also
+    --------
+    barrier : The plain barrier.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.monitored_barrier(timeout=5)
+    >>> dist.destroy_process_group()
     """
     if (pg := member(name := "monitored_barrier", group)) is None:
         return

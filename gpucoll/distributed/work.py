@@ -13,10 +13,32 @@ from gpucoll.transport.rendezvous import becomes
 
 
 class DistributedWork:
-    """torch's handle of a call under way, returned with ``async_op=True`` and by `isend` and `irecv`.
+    """The handle, as in torch, of a call under way, returned with ``async_op=True`` and by `isend` and `irecv`.
 
-    Results may be read once `wait` has returned or `is_completed` has returned True. `outputs` are the arrays of the
-    call. A given `deliver` receives the result of `work` at the end and writes the outputs.
+    Results may be read once `wait` has returned or `is_completed` has returned True. A program does not call the class.
+
+    Parameters
+    ----------
+    work : gpucoll.Work or None
+        The handle of the communicator; None before a sender is known.
+    outputs : sequence of arrays
+        The arrays of the call.
+    deliver : callable or None, optional
+        Receives the result of `work` at the end, and writes the outputs.
+
+    See Also
+    --------
+    gpucoll.Work : The handle of a communicator.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> work = dist.all_reduce(numpy.array([1.0]), async_op=True)
+    >>> work.wait()
+    True
+    >>> dist.destroy_process_group()
     """
 
     def __init__(self, work: gpucoll.progress.waits.Work | None, outputs: Sequence[Any],
@@ -27,7 +49,24 @@ class DistributedWork:
         self._error: GpucollError | None = None
 
     def is_completed(self) -> bool:
-        """Return whether the call has ended, well or badly; never waits."""
+        """Return whether the call has ended, well or badly; never waits.
+
+        Returns
+        -------
+        bool
+            True after the end.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> work = dist.all_reduce(numpy.array([1.0]), async_op=True)
+        >>> _ = work.wait()
+        >>> work.is_completed()
+        True
+        >>> dist.destroy_process_group()
+        """
         if self._work is None or not self._work.is_completed():
             return False
         self._finish(self._work)
@@ -44,18 +83,76 @@ class DistributedWork:
                 self._error = error
 
     def is_success(self) -> bool:
-        """Return whether the call has ended without an error."""
+        """Return whether the call has ended without an error.
+
+        Returns
+        -------
+        bool
+            True after an end without an error.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> work = dist.all_reduce(numpy.array([1.0]), async_op=True)
+        >>> _ = work.wait()
+        >>> work.is_success()
+        True
+        >>> dist.destroy_process_group()
+        """
         return self.is_completed() and self._error is None
 
     def exception(self) -> GpucollError | None:
-        """Return the error of the call; None without an error or before the end."""
+        """Return the error of the call; None without an error or before the end.
+
+        Returns
+        -------
+        GpucollError or None
+            The error.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> work = dist.all_reduce(numpy.array([1.0]), async_op=True)
+        >>> _ = work.wait()
+        >>> print(work.exception())
+        None
+        >>> dist.destroy_process_group()
+        """
         return self._error if self.is_completed() else None
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait for the call and return True; on a GPU the current stream waits instead of the host.
 
-        With a `timeout`, a timedelta, the host waits, and CollectiveTimeout is raised at the deadline; the call goes
-        on. Raises the call's error.
+        Parameters
+        ----------
+        timeout : timedelta or None, optional
+            The host waits, at most so long; the call goes on then.
+
+        Returns
+        -------
+        bool
+            True.
+
+        Raises
+        ------
+        CollectiveTimeout
+            The call has not ended within `timeout` (GC-TIMEOUT).
+        GpucollError
+            The call's error.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> work = dist.all_reduce(numpy.array([1.0]), async_op=True)
+        >>> work.wait()
+        True
+        >>> dist.destroy_process_group()
         """
         if timeout or self._work is None:
             if not becomes(self.is_completed, timeout.total_seconds() if timeout else math.inf, SHORTEST_SLEEP):
@@ -71,11 +168,43 @@ class DistributedWork:
         return True
 
     def synchronize(self) -> None:
-        """Block until the call has ended; raise its error."""
+        """Block until the call has ended; raise its error.
+
+        Raises
+        ------
+        GpucollError
+            The call's error.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> work = dist.all_reduce(numpy.array([1.0]), async_op=True)
+        >>> work.synchronize()
+        >>> dist.destroy_process_group()
+        """
         self.wait()
 
     def result(self) -> list[Any]:
-        """Return the list of arrays written by the call; the contents are valid after `wait`."""
+        """Return the list of arrays written by the call; the contents are valid after `wait`.
+
+        Returns
+        -------
+        list of arrays
+            The arrays passed to the call.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> work = dist.all_reduce(numpy.array([1.0]), async_op=True)
+        >>> _ = work.wait()
+        >>> work.result()
+        [array([1.])]
+        >>> dist.destroy_process_group()
+        """
         return self._outputs
 
 

@@ -31,28 +31,31 @@ CUPY_FACE = f"{__name__}.faces.cupy"  # the machine where `import cupy` does not
 
 
 def install(gpus: int = 1, temper: str = "strict", seed: int = 0) -> None:
-    """Make `import cupy` find emulated GPUs, in this process and in its children. Call it before the import.
+    """Make `import cupy` find emulated GPUs, in this process and in its children.
+
+    Call it before the import.
 
     Parameters
     ----------
-    gpus
+    gpus : int, optional
         The number of GPUs that every process sees.
-    temper
+    temper : {"strict", "quick"}, optional
         "strict" does the work of streams late and in a random order, reuses memory as soon as a GPU might, and raises
         an error where two streams use the same memory without order. "quick" does all work at once.
-    seed
+    seed : int, optional
         Of the random order.
 
     Raises
     ------
     ArgumentError
-        For another temper or number (GC-EMULATION).
+        Another temper or number (GC-EMULATION).
     UsageError
-        If this process has imported another CuPy (GC-EMULATION).
+        This process has imported another CuPy (GC-EMULATION).
 
     Examples
     --------
-    >>> install(gpus=0)
+    >>> from gpucoll import emulation
+    >>> emulation.install(gpus=0)
     Traceback (most recent call last):
     gpucoll.errors.ArgumentError: [GC-EMULATION] gpus=0 is not a number of GPUs in 1..4096
     """
@@ -81,7 +84,23 @@ def _put(gpus: int, temper: str, seed: int = 0) -> None:
 
 
 def is_installed() -> bool:
-    """Return whether `import cupy` has found, or will find, emulated GPUs."""
+    """Return whether `import cupy` has found, or will find, emulated GPUs.
+
+    Returns
+    -------
+    bool
+        True after `install`.
+
+    See Also
+    --------
+    install : Installs them.
+
+    Examples
+    --------
+    >>> from gpucoll import emulation
+    >>> emulation.is_installed() in (True, False)
+    True
+    """
     found = sys.modules.get("cupy")  # perhaps by a link to the faces
     return str(FACES) in map(os.path.realpath, [f"{found.__file__}/../.."] if found else sys.path)
 

@@ -18,9 +18,27 @@ _saves: list[Callable[[], None]] = []
 def on_terminate(save: Callable[[], None]) -> None:
     """Call `save` when this process receives SIGTERM, then end the process with status 143.
 
-    Several callbacks run in the order of registration, in the main thread, between two Python instructions: a call
-    under way is broken off, and the ranks waiting for this rank are told. A second signal ends the process at once.
-    An exception of a callback is printed, and the next callback runs. Raises UsageError outside the main thread.
+    Batch systems send SIGTERM some time before SIGKILL. Several callbacks run in the order of registration, in the main
+    thread, between two Python instructions: a call under way is broken off, and the ranks waiting for this rank are
+    told. A second signal ends the process at once. An exception of a callback is printed, and the next callback runs.
+
+    Parameters
+    ----------
+    save : callable
+        Called without arguments.
+
+    Raises
+    ------
+    UsageError
+        The call is made outside the main thread (GC-THREAD).
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> with ThreadPoolExecutor() as pool:
+    ...     print(type(pool.submit(gc.on_terminate, print).exception()).__name__)  # not the main thread
+    UsageError
     """
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("on_terminate: only the main thread may set the effect of a signal", code="GC-THREAD")

@@ -39,13 +39,42 @@ class Drawing:
 
 def draw(algorithm: str, ranks: int = 8, *, collective: str = "all_reduce", root: int = 0,
          segments: int = 1) -> Drawing:
-    """Return a drawing of an algorithm on `ranks` ranks. A notebook shows it; ``save(path)`` writes it to a file.
+    """Return a drawing of an algorithm on `ranks` ranks.
 
-    A path ending in ``.svg`` is a picture, a path ending in ``.html`` a page that steps through the rounds. The
-    schedule is proved first. Neither MPI nor a GPU is needed. Raises ArgumentError for unknown names, and with code
-    GC-DRAW for drawings too large to read.
+    A notebook shows it; ``save(path)`` writes it to a file: a path ending in ``.svg`` is a picture, a path ending in
+    ``.html`` a page that steps through the rounds. The schedule is proved first. Neither MPI nor a GPU is needed.
 
-    >>> draw("ring", 4)
+    Parameters
+    ----------
+    algorithm : str
+        A name from `algorithms`.
+    ranks : int, optional
+        The number of ranks.
+    collective : str, optional
+        The name of the collective.
+    root : int, optional
+        The root of a rooted collective.
+    segments : int, optional
+        The number of messages for a rank's part (pipelining).
+
+    Returns
+    -------
+    Drawing
+        The drawing.
+
+    Raises
+    ------
+    ArgumentError
+        An unknown name (GC-ALGO, GC-COLLECTIVE), or a drawing too large to read (GC-DRAW).
+
+    See Also
+    --------
+    schedule : The rounds as data.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> gc.draw("ring", 4)
     <Drawing of all_reduce by ring, 4 ranks>
     """
     return Drawing(algorithm, collective, ranks, root, segments)

@@ -23,9 +23,43 @@ def verify(name: str, algorithm: str, size: int, *, root: int = 0, segments: int
            nodes: Sequence[int] | None = None, plans: bool = False) -> Proof:
     """Prove the schedules of all ranks together, or raise ScheduleError.
 
-    With `plans` also prove the plans made from the schedules: for buffers with chunks of different lengths and with an
-    empty chunk, in place and not, with all ranks on one node, on nodes of different sizes, and on separate nodes.
+    Parameters
+    ----------
+    name : str
+        The name of the collective.
+    algorithm : str
+        A name from `gpucoll.algorithms`.
+    size : int
+        The number of ranks.
+    root : int, optional
+        The root of a rooted collective.
+    segments : int, optional
+        The number of messages for a rank's part (pipelining).
+    nodes : sequence of int or None, optional
+        The node of each rank, for algorithms that depend on nodes.
+    plans : bool, optional
+        Also prove the plans made from the schedules: for buffers with chunks of different lengths and with an empty
+        chunk, in place and not, with all ranks on one node, on nodes of different sizes, and on separate nodes.
 
+    Returns
+    -------
+    Proof
+        The numbers of rounds and messages.
+
+    Raises
+    ------
+    ScheduleError
+        The schedules are wrong; the error names rank, round and chunk.
+    ArgumentError
+        An unknown name (GC-ALGO, GC-COLLECTIVE).
+
+    See Also
+    --------
+    gpucoll.algorithm : User's algorithms are proved at their first use.
+
+    Examples
+    --------
+    >>> from gpucoll.lab.verify import verify
     >>> verify("all_reduce", "ring", 4, plans=True)
     Proof(rounds=6, messages=24)
     """

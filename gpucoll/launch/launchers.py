@@ -161,6 +161,23 @@ def rank_variables(size: int) -> list[dict[str, str]]:
     A program that starts the processes (by `multiprocessing`, or from a notebook) updates ``os.environ`` of each
     process with one of the results, before the process calls `gpucoll.init`.
 
+    Parameters
+    ----------
+    size : int
+        The number of ranks.
+
+    Returns
+    -------
+    list of dict
+        The variables of each rank, by name.
+
+    See Also
+    --------
+    gpucoll.init : Reads the variables.
+
+    Examples
+    --------
+    >>> from gpucoll.launch import rank_variables
     >>> [(one["RANK"], one["WORLD_SIZE"]) for one in rank_variables(2)]
     [('0', '2'), ('1', '2')]
     """

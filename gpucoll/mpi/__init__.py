@@ -60,15 +60,43 @@ _kind: Any = functools.cache(_kind_of)  # one class for each
 
 
 class Comm(MPI.Intracomm):
-    """The mpi4py intracommunicator `comm` with upper-case collectives run by a gpucoll communicator, `comm.comm`.
+    """The mpi4py intracommunicator `comm` with upper-case collectives run by a gpucoll communicator, ``comm.comm``.
 
-    It has the handle of the given communicator, and so is equal to it; of a Cartcomm, or of a subclass of a program,
-    it has the methods, too. The first `Comm` of a communicator is a collective call. A later `Comm(comm)` with the
-    same options returns the same object, until the object is closed or the communicator freed. `options` are those of
-    `gpucoll.init`, equal on all ranks. Errors of these calls are gpucoll's. Calls on CuPy arrays run in the order of
-    the current stream. A blocking call, and `Wait`, return when the call has ended for every stream; inside
-    ``comm.comm.group()`` and the capture of a CUDA graph a call only enqueues. `Split`, `Dup`, `Create_cart` and all
-    other methods that return a communicator return a `Comm` too, or COMM_NULL as in mpi4py.
+    It has the handle of the given communicator, and so is equal to it; of a Cartcomm, or of a subclass of a program, it
+    has the methods, too. The first `Comm` of a communicator is a collective call. A later ``Comm(comm)`` with the same
+    options returns the same object, until the object is closed or the communicator freed. Errors of these calls are
+    gpucoll's. Calls on CuPy arrays run in the order of the current stream. A blocking call, and `Wait`, return when the
+    call has ended for every stream; inside ``comm.comm.group()`` and the capture of a CUDA graph a call only enqueues.
+    `Split`, `Dup`, `Create_cart` and all other methods that return a communicator return a `Comm` too, or COMM_NULL as
+    in mpi4py.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm or None, optional
+        The communicator of mpi4py.
+    **options : object
+        Those of `gpucoll.init`, equal on all ranks.
+
+    Raises
+    ------
+    ArgumentError
+        `comm` is not an intracommunicator (GC-ARGUMENT).
+
+    See Also
+    --------
+    gpucoll.Communicator : The spelling of gpucoll.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> from mpi4py import MPI
+    >>> import gpucoll.mpi
+    >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+    >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+    >>> comm.Allreduce(x, out, op=MPI.SUM)
+    >>> out
+    array([1., 2.])
+    >>> comm.comm.close()
     """
 
     _options: dict[str, Any]  # of a copy whose gpucoll communicator is still to be made
@@ -113,7 +141,34 @@ class Comm(MPI.Intracomm):
         return Comm(self, **vars(self).get("_options", {})).comm
 
     def Free(self) -> None:
-        """Close the gpucoll communicator and free the MPI communicator."""
+        """Close the gpucoll communicator and free the MPI communicator.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.close : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> copy = comm.Dup()
+        >>> copy.Free()
+        >>> copy == MPI.COMM_NULL
+        True
+        >>> comm.comm.close()
+        """
         try:
             if "comm" in vars(self):
                 self.comm.close()
@@ -121,7 +176,45 @@ class Comm(MPI.Intracomm):
             super().Free()
 
     def Idup(self, info: MPI.Info | None = None) -> tuple[Comm, MPI.Request]:
-        """Begin to duplicate; the copy's first collective call must be made by all ranks together."""
+        """Begin to duplicate; the copy's first collective call must be made by all ranks together.
+
+        Parameters
+        ----------
+        info : mpi4py.MPI.Info or None, optional
+            Passed on to MPI.
+
+        Returns
+        -------
+        copy : Comm
+            The copy, usable after the wait.
+        request : mpi4py.MPI.Request
+            The handle of the call.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.from_mpi : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> copy, request = comm.Idup()
+        >>> _ = request.Wait()
+        >>> copy.Free()
+        >>> comm.comm.close()
+        """
         copy, request = super().Idup(info)
         copy._options = self._given()
         return copy, request
@@ -135,11 +228,69 @@ class Comm(MPI.Intracomm):
     # ------------------------------------------------------------ fast path: NumPy arrays and predefined datatypes
 
     def Barrier(self) -> None:
-        """Return when every rank has called `Barrier`."""
+        """Return when every rank has called `Barrier`.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.barrier : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> comm.Barrier()
+        >>> comm.comm.close()
+        """
         self.comm.barrier()
 
     def Bcast(self, buf: Any, root: int = 0) -> None:
-        """Overwrite every rank's buffer with the root's buffer."""
+        """Overwrite every rank's buffer with the root's buffer.
+
+        Parameters
+        ----------
+        buf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype.
+        root : int, optional
+            The rank of the root.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.broadcast : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x = numpy.array([7])
+        >>> comm.Bcast(x)
+        >>> x
+        array([7])
+        >>> comm.comm.close()
+        """
         x = plain(buf)
         if x is None:
             self._do("Bcast", buf, root)
@@ -147,11 +298,85 @@ class Comm(MPI.Intracomm):
             self.comm.broadcast(x, root)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """Write the reduction of all ranks' `sendbuf` to every rank's `recvbuf`."""
+        """Write the reduction of all ranks' `sendbuf` to every rank's `recvbuf`.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+        op : mpi4py.MPI.Op, optional
+            The reduction.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.all_reduce : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+        >>> comm.Allreduce(x, out)
+        >>> out
+        array([1., 2.])
+        >>> comm.comm.close()
+        """
         self._reduce_all("Allreduce", self.comm.all_reduce, sendbuf, recvbuf, op)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """Write the reduction over ranks 0 to this rank, inclusive, to `recvbuf`."""
+        """Write the reduction over ranks 0 to this rank, inclusive, to `recvbuf`.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+        op : mpi4py.MPI.Op, optional
+            The reduction.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.scan : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+        >>> comm.Scan(x, out)
+        >>> out
+        array([1., 2.])
+        >>> comm.comm.close()
+        """
         self._reduce_all("Scan", self.comm.scan, sendbuf, recvbuf, op)
 
     # Each method tries `plain` first, a cheap test for frequent kinds of buffers. Other buffers and ops take the
@@ -166,11 +391,89 @@ class Comm(MPI.Intracomm):
             call(x, out, ours)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """Write the reduction over the ranks before this rank to `recvbuf`; rank 0's `recvbuf` is unchanged."""
+        """Write the reduction over the ranks before this rank to `recvbuf`.
+
+        Rank 0's `recvbuf` is unchanged.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+        op : mpi4py.MPI.Op, optional
+            The reduction.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.exscan : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+        >>> comm.Exscan(x, out)
+        >>> out
+        array([0., 0.])
+        >>> comm.comm.close()
+        """
         self._do("Exscan", sendbuf, recvbuf, op)
 
     def Reduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> None:
-        """Write the reduction of all ranks' `sendbuf` to the root's `recvbuf`."""
+        """Write the reduction of all ranks' `sendbuf` to the root's `recvbuf`.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+        op : mpi4py.MPI.Op, optional
+            The reduction.
+        root : int, optional
+            The rank of the root.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.reduce : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+        >>> comm.Reduce(x, out)
+        >>> out
+        array([1., 2.])
+        >>> comm.comm.close()
+        """
         is_root = root == self.rank
         out = plain(recvbuf) if is_root else None
         x = out if is_root and sendbuf is MPI.IN_PLACE else plain(sendbuf)
@@ -181,7 +484,42 @@ class Comm(MPI.Intracomm):
             self.comm.reduce(x, out, name, root)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Write all ranks' `sendbuf` to every rank's `recvbuf`."""
+        """Write all ranks' `sendbuf` to every rank's `recvbuf`.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.all_gather : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+        >>> comm.Allgather(x, out)
+        >>> out
+        array([1., 2.])
+        >>> comm.comm.close()
+        """
         x, out = plain(sendbuf), plain(recvbuf, self.size)
         if x is None or out is None or self.size * x.size != out.size:
             self._do("Allgather", sendbuf, recvbuf)
@@ -189,7 +527,44 @@ class Comm(MPI.Intracomm):
             self.comm.all_gather(x, out)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """Write all ranks' `sendbuf` to the root's `recvbuf`."""
+        """Write all ranks' `sendbuf` to the root's `recvbuf`.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+        root : int, optional
+            The rank of the root.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.gather : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+        >>> comm.Gather(x, out)
+        >>> out
+        array([1., 2.])
+        >>> comm.comm.close()
+        """
         is_root = root == self.rank
         x, out = plain(sendbuf), plain(recvbuf, self.size) if is_root else None
         if x is None or (is_root and (out is None or self.size * x.size != out.size)):
@@ -198,7 +573,44 @@ class Comm(MPI.Intracomm):
             self.comm.gather(x, out, root)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """Write block i of the root's `sendbuf` to the `recvbuf` of rank i."""
+        """Write block i of the root's `sendbuf` to the `recvbuf` of rank i.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+        root : int, optional
+            The rank of the root.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.scatter : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+        >>> comm.Scatter(x, out)
+        >>> out
+        array([1., 2.])
+        >>> comm.comm.close()
+        """
         is_root = root == self.rank
         x, out = plain(sendbuf, self.size) if is_root else None, plain(recvbuf)
         if out is None or (is_root and (x is None or x.size != self.size * out.size)):
@@ -207,7 +619,42 @@ class Comm(MPI.Intracomm):
             self.comm.scatter(x, out, root)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Write block i of rank j's `sendbuf` to block j of rank i's `recvbuf`."""
+        """Write block i of rank j's `sendbuf` to block j of rank i's `recvbuf`.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.all_to_all : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+        >>> comm.Alltoall(x, out)
+        >>> out
+        array([1., 2.])
+        >>> comm.comm.close()
+        """
         x, out = plain(sendbuf, self.size), plain(recvbuf, self.size)
         if x is None or out is None or x.shape != out.shape or x.size % self.size:
             self._do("Alltoall", sendbuf, recvbuf)
@@ -215,7 +662,44 @@ class Comm(MPI.Intracomm):
             self.comm.all_to_all(x, out)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
-        """Write block i of the reduction of all ranks' `sendbuf` to the `recvbuf` of rank i."""
+        """Write block i of the reduction of all ranks' `sendbuf` to the `recvbuf` of rank i.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+        op : mpi4py.MPI.Op, optional
+            The reduction.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.reduce_scatter : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+        >>> comm.Reduce_scatter_block(x, out)
+        >>> out
+        array([1., 2.])
+        >>> comm.comm.close()
+        """
         x, out, name = plain(sendbuf, self.size), plain(recvbuf), MPI_OPS.get(id(op))
         if x is None or out is None or name is None or x.size != self.size * out.size:
             self._do("Reduce_scatter_block", sendbuf, recvbuf, op)
@@ -223,23 +707,206 @@ class Comm(MPI.Intracomm):
             self.comm.reduce_scatter(x, out, name)
 
     def Reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM) -> None:
-        """Write part i, of ``recvcounts[i]`` elements, of the reduction to the `recvbuf` of rank i."""
+        """Write part i, of ``recvcounts[i]`` elements, of the reduction to the `recvbuf` of rank i.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+        recvcounts : sequence of int or None, optional
+            The number of elements of each rank; None: exchanged.
+        op : mpi4py.MPI.Op, optional
+            The reduction.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.reduce_scatter_v : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+        >>> comm.Reduce_scatter(x, out)
+        >>> out
+        array([1., 2.])
+        >>> comm.comm.close()
+        """
         self._do("Reduce_scatter", sendbuf, recvbuf, recvcounts, op)
 
     def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Write all ranks' `sendbuf`, of any lengths, at the displacements in every rank's `recvbuf`."""
+        """Write all ranks' `sendbuf`, of any lengths, at the displacements in every rank's `recvbuf`.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.all_gather_v : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+        >>> comm.Allgatherv(x, out)
+        >>> out
+        array([1., 2.])
+        >>> comm.comm.close()
+        """
         self._do("Allgatherv", sendbuf, recvbuf)
 
     def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """Write all ranks' `sendbuf`, of any lengths, at the displacements in the root's `recvbuf`."""
+        """Write all ranks' `sendbuf`, of any lengths, at the displacements in the root's `recvbuf`.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+        root : int, optional
+            The rank of the root.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.gather_v : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+        >>> comm.Gatherv(x, out)
+        >>> out
+        array([1., 2.])
+        >>> comm.comm.close()
+        """
         self._do("Gatherv", sendbuf, recvbuf, root)
 
     def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
-        """Write part i of the root's `sendbuf` to the `recvbuf` of rank i."""
+        """Write part i of the root's `sendbuf` to the `recvbuf` of rank i.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+        root : int, optional
+            The rank of the root.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.scatter_v : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+        >>> comm.Scatterv(x, out)
+        >>> out
+        array([1., 2.])
+        >>> comm.comm.close()
+        """
         self._do("Scatterv", sendbuf, recvbuf, root)
 
     def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
-        """Write part i of rank j's `sendbuf` to part j of rank i's `recvbuf`."""
+        """Write part i of rank j's `sendbuf` to part j of rank i's `recvbuf`.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.all_to_all_v : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> x, out = numpy.array([1.0, 2.0]), numpy.zeros(2)
+        >>> comm.Alltoallv(x, out)
+        >>> out
+        array([1., 2.])
+        >>> comm.comm.close()
+        """
         self._do("Alltoallv", sendbuf, recvbuf)
 
     # ------------------------------------------------------------ general path: `_name` prepares the call of `Name`
@@ -390,7 +1057,45 @@ class Comm(MPI.Intracomm):
     # ------------------------------------------------------------ messages: gpucoll's for GPU arrays, else mpi4py's
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        """Send a buffer to rank `dest`."""
+        """Send a buffer to rank `dest`.
+
+        Parameters
+        ----------
+        buf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype.
+        dest : int
+            The rank that receives.
+        tag : int, optional
+            The number of the message.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.send : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> out = numpy.zeros(1)
+        >>> request = comm.Irecv(out, 0)
+        >>> comm.Send(numpy.array([5.0]), 0)
+        >>> _ = request.Wait()
+        >>> out
+        array([5.])
+        >>> comm.comm.close()
+        """
         if dest != MPI.PROC_NULL and gpu_array(buf) is not None:
             self.comm.send(row(buf), dest, tag)
             self._finish("Send", buf)
@@ -398,7 +1103,47 @@ class Comm(MPI.Intracomm):
             super().Send(buf, dest, tag)
 
     def Recv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Any = None) -> None:
-        """Receive a buffer from rank `source`; for GPU arrays `source` must be given."""
+        """Receive into a buffer from rank `source`.
+
+        Parameters
+        ----------
+        buf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype.
+        source : int, optional
+            The rank that sends.
+        tag : int, optional
+            The number of the message.
+        status : mpi4py.MPI.Status or None, optional
+            Is set to source, tag and bytes of the message.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.recv : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> request = comm.Isend(numpy.array([5.0]), 0)
+        >>> out = numpy.zeros(1)
+        >>> comm.Recv(out, 0)
+        >>> _ = request.Wait()
+        >>> out
+        array([5.])
+        >>> comm.comm.close()
+        """
         if source != MPI.PROC_NULL and gpu_array(buf) is not None:
             self._received(row(buf), source, tag, status)
             self._finish("Recv", buf)
@@ -407,7 +1152,52 @@ class Comm(MPI.Intracomm):
 
     def Sendrecv(self, sendbuf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None,
                  source: int = MPI.ANY_SOURCE, recvtag: int = MPI.ANY_TAG, status: Any = None) -> None:
-        """Send a buffer while receiving another buffer."""
+        """Send a buffer while receiving another buffer.
+
+        Parameters
+        ----------
+        sendbuf : buffer or IN_PLACE
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype; MPI.IN_PLACE takes the
+            input from `recvbuf`.
+        dest : int
+            The rank that receives.
+        sendtag : int, optional
+            The number of the message sent.
+        recvbuf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype: the place of the result.
+        source : int, optional
+            The rank that sends.
+        recvtag : int, optional
+            The number of the message received.
+        status : mpi4py.MPI.Status or None, optional
+            Is set to source, tag and bytes of the message.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.sendrecv : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> out = numpy.zeros(1)
+        >>> comm.Sendrecv(numpy.array([5.0]), 0, recvbuf=out, source=0)
+        >>> out
+        array([5.])
+        >>> comm.comm.close()
+        """
         if gpu_array(sendbuf, recvbuf) is None or dest == source == MPI.PROC_NULL:
             super().Sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag, status)
             return
@@ -421,13 +1211,97 @@ class Comm(MPI.Intracomm):
         self._finish("Sendrecv", sendbuf, recvbuf)
 
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:
-        """Begin to send a buffer."""
+        """Begin to send a buffer.
+
+        Parameters
+        ----------
+        buf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype.
+        dest : int
+            The rank that receives.
+        tag : int, optional
+            The number of the message.
+
+        Returns
+        -------
+        Request or mpi4py.MPI.Request
+            The handle of the message: gpucoll's for GPU arrays.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.send : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> out = numpy.zeros(1)
+        >>> requests = [comm.Irecv(out, 0), comm.Isend(numpy.array([5.0]), 0)]  # a message to the rank itself
+        >>> _ = [request.Wait() for request in requests]
+        >>> out
+        array([5.])
+        >>> comm.comm.close()
+        """
         if dest != MPI.PROC_NULL and gpu_array(buf) is not None:
             return Request(self.comm.send(row(buf), dest, tag, async_op=True))
         return super().Isend(buf, dest, tag)
 
     def Irecv(self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG) -> Any:
-        """Begin to receive a buffer."""
+        """Begin to receive a buffer.
+
+        Parameters
+        ----------
+        buf : buffer
+            An array, or as in mpi4py a list of an array, counts, displacements and a datatype.
+        source : int, optional
+            The rank that sends.
+        tag : int, optional
+            The number of the message.
+
+        Returns
+        -------
+        Request or mpi4py.MPI.Request
+            The handle of the message: gpucoll's for GPU arrays.
+
+        Raises
+        ------
+        GpucollError
+            The errors of the method underneath, such as MismatchError (GC-MISMATCH); mpi4py's where mpi4py carries out
+            the call.
+
+        See Also
+        --------
+        gpucoll.Communicator.recv : The method underneath.
+
+        References
+        ----------
+        MPI-5.0 and mpi4py, the method of this name.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF)
+        >>> out = numpy.zeros(1)
+        >>> requests = [comm.Irecv(out, 0), comm.Isend(numpy.array([5.0]), 0)]  # a message to the rank itself
+        >>> _ = [request.Wait() for request in requests]
+        >>> out
+        array([5.])
+        >>> comm.comm.close()
+        """
         if source != MPI.PROC_NULL and gpu_array(buf) is not None:
             out = row(buf)
             work = self.comm.recv(out, source, max(tag, 0), async_op=True)

@@ -90,10 +90,32 @@ _watcher = _Watcher()
 
 
 class Request(MPI.Request):
-    """A gpucoll call under way, as a request of MPI, for all waits and tests of mpi4py, also among other requests.
+    """A gpucoll call under way, as a request of MPI.
 
-    The waits of this class raise gpucoll's errors, and fill a status. The waits of `MPI.Request`, such as
-    ``MPI.Request.Waitall``, raise MPI.Exception, and need MPI_THREAD_MULTIPLE, mpi4py's default.
+    All waits and tests of mpi4py take it, also among other requests. The waits of this class raise gpucoll's errors,
+    and fill a status. The waits of `MPI.Request`, such as ``MPI.Request.Waitall``, raise MPI.Exception, and need
+    MPI_THREAD_MULTIPLE, mpi4py's default. A program does not call the class.
+
+    Parameters
+    ----------
+    work : gpucoll.Work
+        The handle of the communicator.
+    deliver : callable or None, optional
+        Receives the result at the end, and writes the buffers.
+    received : tuple of int, optional
+        Source, tag and bytes of a message to receive.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> from mpi4py import MPI
+    >>> import gpucoll.mpi
+    >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF, deterministic=True)
+    >>> out = numpy.zeros(2)
+    >>> request = comm.Iallreduce(numpy.array([1.0, 2.0]), out)  # gpucoll's own, with deterministic=
+    >>> type(request).__name__, request.Wait()
+    ('Request', True)
+    >>> comm.comm.close()
     """
 
     _ending: _Ending
@@ -108,7 +130,37 @@ class Request(MPI.Request):
         return self
 
     def Wait(self, status: MPI.Status | None = None) -> Any:
-        """Return True once the result is in its buffer."""
+        """Return True once the result is in its buffer.
+
+        Parameters
+        ----------
+        status : mpi4py.MPI.Status or None, optional
+            Is set to source, tag and bytes of a message received.
+
+        Returns
+        -------
+        bool
+            True.
+
+        Raises
+        ------
+        GpucollError
+            The call's error.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF, deterministic=True)
+        >>> out = numpy.zeros(2)
+        >>> request = comm.Iallreduce(numpy.array([1.0, 2.0]), out)  # gpucoll's own, with deterministic=
+        >>> request.Wait()
+        True
+        >>> out
+        array([1., 2.])
+        >>> comm.comm.close()
+        """
         self._ending.tell()
         if self._ending.error is not None:
             with contextlib.suppress(MPI.Exception):  # the message that is too long
@@ -120,13 +172,95 @@ class Request(MPI.Request):
         return True
 
     def Test(self, status: MPI.Status | None = None) -> bool:
-        """Return whether the result is in its buffer; never waits."""
+        """Return whether the result is in its buffer; never wait.
+
+        Parameters
+        ----------
+        status : mpi4py.MPI.Status or None, optional
+            Is set to source, tag and bytes of a message received.
+
+        Returns
+        -------
+        bool
+            True after the end.
+
+        Raises
+        ------
+        GpucollError
+            The call's error.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF, deterministic=True)
+        >>> out = numpy.zeros(2)
+        >>> request = comm.Iallreduce(numpy.array([1.0, 2.0]), out)  # gpucoll's own, with deterministic=
+        >>> _ = request.Wait()
+        >>> request.Test()
+        True
+        >>> comm.comm.close()
+        """
         return self._ending.work.is_completed() and bool(self.Wait(status))
 
     def wait(self, status: MPI.Status | None = None) -> None:
-        """Wait like `Wait`, returning None."""
+        """Wait like `Wait`, returning None.
+
+        Parameters
+        ----------
+        status : mpi4py.MPI.Status or None, optional
+            Is set to source, tag and bytes of a message received.
+
+        Raises
+        ------
+        GpucollError
+            The call's error.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF, deterministic=True)
+        >>> out = numpy.zeros(2)
+        >>> request = comm.Iallreduce(numpy.array([1.0, 2.0]), out)  # gpucoll's own, with deterministic=
+        >>> request.wait()
+        >>> comm.comm.close()
+        """
         self.Wait(status)
 
     def test(self, status: MPI.Status | None = None) -> tuple[bool, None]:
-        """Return the result of `Test`, and None in place of a received object."""
+        """Return the result of `Test`, and None in place of a received object.
+
+        Parameters
+        ----------
+        status : mpi4py.MPI.Status or None, optional
+            Is set to source, tag and bytes of a message received.
+
+        Returns
+        -------
+        flag : bool
+            True after the end.
+        value : None
+            In place of a received object.
+
+        Raises
+        ------
+        GpucollError
+            The call's error.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from mpi4py import MPI
+        >>> import gpucoll.mpi
+        >>> comm = gpucoll.mpi.Comm(MPI.COMM_SELF, deterministic=True)
+        >>> out = numpy.zeros(2)
+        >>> request = comm.Iallreduce(numpy.array([1.0, 2.0]), out)  # gpucoll's own, with deterministic=
+        >>> _ = request.Wait()
+        >>> request.test()
+        (True, None)
+        >>> comm.comm.close()
+        """
         return self.Test(status), None

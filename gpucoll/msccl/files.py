@@ -31,9 +31,35 @@ def is_file(text: str) -> bool:
 def load(path: str) -> str:
     """Register the algorithm in a file and return the name, usable like any other algorithm's name.
 
-    ``"file.py:name"`` runs the file, and the file registers the algorithm by `algorithm`. ``"algorithm.xml"`` is a file
-    written by MSCCL's tools, and proved at once. Raises ArgumentError: GC-FILE if the file cannot be read or run, or
-    registers no algorithm of this name; GC-XML for wrong XML; GC-PROOF for a wrong algorithm.
+    A file with MSCCL's XML is proved at once.
+
+    Parameters
+    ----------
+    path : str
+        ``"file.py:name"``: the file is run, and registers the algorithm by `algorithm`. ``"algorithm.xml"``: a file
+        written by MSCCL's tools.
+
+    Returns
+    -------
+    str
+        The name of the algorithm.
+
+    Raises
+    ------
+    ArgumentError
+        The file cannot be read or run, or registers no algorithm of this name (GC-FILE); wrong XML (GC-XML); a wrong
+        algorithm (GC-PROOF).
+
+    See Also
+    --------
+    algorithm : The decorator.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> gc.load("missing.xml")
+    Traceback (most recent call last):
+    gpucoll.errors.ArgumentError: [GC-FILE] cannot read 'missing.xml': No such file or directory
     """
     return loaded(path)[0][1]
 

@@ -24,14 +24,39 @@ from typing import Any
 def precheck(function: Callable[[Any], object], size: int) -> list[dict[str, Any]]:
     """Run ``function(comm)`` on `size` virtual ranks, and return a list of what keeps the ranks from agreeing.
 
-    No data is sent and no rank is started: the ranks are threads of this process, and one runs at a time. The list is
-    empty if all calls agree. Each finding is a dict: `kind`, a word such as "collective", "root", "shape", "ended",
-    "unmatched send" or "deadlock"; `ranks`, the culprits; `places`, the lines as "file:line", those of the culprits
-    first; `call`, the name of the call; `message`, a sentence; `agreed`, the lines of the last call that agreed;
-    `calls`, what each group of ranks does. Raises ArgumentError for a wrong `size`, and UsageError inside a precheck.
+    No data is sent and no rank is started: the ranks are threads of this process, and one runs at a time.
 
+    Parameters
+    ----------
+    function : callable
+        The program of a rank; its argument is a communicator.
+    size : int
+        The number of ranks.
+
+    Returns
+    -------
+    list of dict
+        Empty if all calls agree. Each finding has `kind`, a word such as "collective", "root", "shape", "ended",
+        "unmatched send" or "deadlock"; `ranks`, the culprits; `places`, the lines as "file:line", those of the culprits
+        first; `call`, the name of the call; `message`, a sentence; `agreed`, the lines of the last call that agreed;
+        `calls`, what each group of ranks does.
+
+    Raises
+    ------
+    ArgumentError
+        A wrong `size` (GC-SIZE).
+    UsageError
+        The call is made inside a precheck (GC-PRECHECK).
+
+    See Also
+    --------
+    run_local : Threads as ranks, with data.
+
+    Examples
+    --------
     >>> import numpy
-    >>> found = precheck(lambda comm: comm.broadcast(numpy.zeros(3), root=comm.rank // 3), 4)
+    >>> import gpucoll as gc
+    >>> found = gc.precheck(lambda comm: comm.broadcast(numpy.zeros(3), root=comm.rank // 3), 4)
     >>> [(one["kind"], one["ranks"], one["call"]) for one in found]
     [('root', [3], 'broadcast')]
     """

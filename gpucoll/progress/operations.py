@@ -89,9 +89,42 @@ class ProbeResult(NamedTuple):
 class Work:
     """The handle of a collective or a message under way, returned with ``async_op=True``.
 
-    The handle keeps the arrays alive. `wait` and `synchronize` raise the operation's error. The operation is the host's
-    part of the call; `completion` (`gpucoll.communicator.gpu.Completion`) is the part that follows on a stream.
-    `ends` are the messages between two ranks that the operation waits for; none for a collective.
+    The handle keeps the arrays alive. `wait` and `synchronize` raise the operation's error. In a coroutine, ``await
+    work`` lets other tasks run until the operation has ended. A program does not call the class.
+
+    The operation is the host's part of the call; `completion` is the part that follows on a stream.
+
+    Parameters
+    ----------
+    waits : Progress
+        The waits of the communicator.
+    operation : generator
+        The host's part of the call.
+    name : str
+        The name of the call.
+    result : array or None
+        The result of the call.
+    completion : gpucoll.communicator.gpu.Completion or None, optional
+        The part on a stream.
+    pending : callable or None, optional
+        What the operation waits for.
+    ends : sequence, optional
+        The messages between two ranks that the operation waits for; none for a collective.
+
+    Attributes
+    ----------
+    result : array or None
+        The array of the result; its content is valid after `wait`.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> def program(comm):
+    ...     work = comm.all_reduce(numpy.array([1, comm.rank]), async_op=True)
+    ...     return work.wait()
+    >>> gc.run_local(program, 2)[0]
+    array([2, 1])
     """
 
     def __init__(self, waits: Any, operation: Operation, name: str, result: Any, completion: Any = None,
@@ -108,7 +141,36 @@ class Work:
         self._hopeless: GpucollError | None = None
 
     def step(self, late: Callable[[str, Sequence[End]], GpucollError]) -> bool:
-        """Advance as far as possible without waiting; return whether ended; raise `late(...)` at the deadline."""
+        """Advance as far as possible without waiting; return whether the operation has ended.
+
+        Called by the communicator's waits.
+
+        Parameters
+        ----------
+        late : callable
+            Returns the error to raise at the deadline.
+
+        Returns
+        -------
+        bool
+            True after the end.
+
+        Raises
+        ------
+        GpucollError
+            The error of the deadline, or of `give_up`.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> comm, = gc.init_local(1)
+        >>> work = comm.all_reduce(numpy.array([3]), async_op=True)
+        >>> _ = work.wait()
+        >>> work.error is None
+        True
+        >>> comm.close()
+        """
         # The deadline counts from the first step: a queued operation must not pay for those before.
         if self._deadline is None:
             self._deadline = time.monotonic() + self._waits.timeout
@@ -126,15 +188,71 @@ class Work:
         return False
 
     def give_up(self, error: GpucollError) -> None:
-        """Let the next step raise `error`: the operation is known never to end."""
+        """Let the next step raise `error`: the operation is known never to end.
+
+        Called by the communicator's waits.
+
+        Parameters
+        ----------
+        error : GpucollError
+            The error.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> comm, = gc.init_local(1)
+        >>> work = comm.all_reduce(numpy.array([3]), async_op=True)
+        >>> _ = work.wait()
+        >>> work.give_up(gc.RevokedError("too late to matter"))
+        >>> comm.close()
+        """
         self._hopeless = error
 
     def is_completed(self) -> bool:
-        """Return whether the operation has ended, with or without an error, on the stream as well; never waits."""
+        """Return whether the operation has ended, with or without an error, on the stream as well.
+
+        Never waits.
+
+        Returns
+        -------
+        bool
+            True after the end.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> comm, = gc.init_local(1)
+        >>> work = comm.all_reduce(numpy.array([3]), async_op=True)
+        >>> _ = work.wait()
+        >>> work.is_completed()
+        True
+        >>> comm.close()
+        """
         return self.is_enqueued() and (self.error is not None or self._completion is None or self._completion.done())
 
     def is_enqueued(self) -> bool:
-        """Return whether the host's part has ended; advances the communicator's operations, but never waits."""
+        """Return whether the host's part has ended.
+
+        The call advances the communicator's operations, but never waits.
+
+        Returns
+        -------
+        bool
+            True after the end of the host's part.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> comm, = gc.init_local(1)
+        >>> work = comm.all_reduce(numpy.array([3]), async_op=True)
+        >>> _ = work.wait()
+        >>> work.is_enqueued()
+        True
+        >>> comm.close()
+        """
         # Poll here as well: without a progress thread (single-threaded MPI), nobody else advances the operation.
         if not self._ended():
             self._waits.advance()
@@ -162,15 +280,58 @@ class Work:
             raise self.error
 
     def synchronize(self) -> None:
-        """Block until the operation has ended, on the stream as well; raise the operation's error."""
+        """Block until the operation has ended, on the stream as well.
+
+        Raises
+        ------
+        GpucollError
+            The operation's error.
+
+        See Also
+        --------
+        wait : The result.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> comm, = gc.init_local(1)
+        >>> work = comm.all_reduce(numpy.array([3]), async_op=True)
+        >>> work.synchronize()
+        >>> comm.close()
+        """
         self._enqueue()
         if self._completion is not None:
             self._waits.finish(self._completion.done, self.name, self._deadline, self.ends)
 
     def wait(self) -> Any:
-        """Return the result, ready for use; raise the operation's error.
+        """Return the result, ready for use.
 
         On host arrays, block until the operation has ended. On a GPU, make the current stream wait instead.
+
+        Returns
+        -------
+        array or None
+            The result of the call.
+
+        Raises
+        ------
+        GpucollError
+            The operation's error.
+
+        See Also
+        --------
+        synchronize : Wait on the host, also for a GPU.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> comm, = gc.init_local(1)
+        >>> work = comm.all_reduce(numpy.array([3]), async_op=True)
+        >>> work.wait()
+        array([3])
+        >>> comm.close()
         """
         self._enqueue()
         if self._completion is not None:
@@ -179,7 +340,24 @@ class Work:
         return self.result
 
     def done(self) -> bool:
-        """Return `is_completed`, as futures of Python have it."""
+        """Return `is_completed`, as futures of Python have it.
+
+        Returns
+        -------
+        bool
+            True after the end.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> comm, = gc.init_local(1)
+        >>> work = comm.all_reduce(numpy.array([3]), async_op=True)
+        >>> _ = work.wait()
+        >>> work.done()
+        True
+        >>> comm.close()
+        """
         return self.is_completed()
 
     def __await__(self) -> Generator[None, None, Any]:

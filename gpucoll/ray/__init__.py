@@ -41,13 +41,33 @@ _options: dict[str, Any] = {}  # of this process' groups, as given to `register`
 def register(**options: Any) -> None:
     """Make ``"gpucoll"`` a backend of `ray.util.collective` in this process; idempotent.
 
-    Ray needs the backend in the driver's process and in the process of each actor: call `register` in both. The options
-    are those of `gpucoll.init`, for the groups made later in this process; ``timeout`` also limits the time to meet.
-    Raises ArgumentError or UsageError for a wrong option.
-
+    Ray needs the backend in the driver's process and in the process of each actor: call `register` in both.
     ``init_collective_group(size, rank, "gpucoll", name)`` then makes a group, and Ray's functions work on arrays of
     NumPy and CuPy and on PyTorch's tensors. As in Ray's own groups a read-only array of NumPy, such as an actor's
     argument, is a place for results. `communicator` gives all collectives that Ray has no function for.
+
+    Parameters
+    ----------
+    **options : object
+        Those of `gpucoll.init`, for the groups made later in this process; ``timeout`` also limits the time to meet.
+
+    Raises
+    ------
+    ArgumentError or UsageError
+        A wrong option (GC-TIMEOUT, GC-OPTION, GC-EXECUTOR).
+
+    See Also
+    --------
+    communicator : The rank's communicator.
+
+    Examples
+    --------
+    >>> import gpucoll.ray
+    >>> try:
+    ...     gpucoll.ray.register(timeout=-1)
+    ... except ValueError as error:
+    ...     print(error.code)
+    GC-TIMEOUT
     """
     bootstrap.options(options)  # checked here, not in the first group
     _options.clear()
@@ -59,7 +79,32 @@ def register(**options: Any) -> None:
 def communicator(group_name: str = "default") -> Communicator:
     """Return the communicator of this actor in a group of the backend ``"gpucoll"``, with its rank and all calls.
 
-    Raises UsageError for a group of another backend, and Ray's RuntimeError for an unknown group.
+    Parameters
+    ----------
+    group_name : str, optional
+        The name given to ``init_collective_group``.
+
+    Returns
+    -------
+    Communicator
+        The communicator of the group.
+
+    Raises
+    ------
+    UsageError
+        The group has another backend (GC-GROUP).
+    RuntimeError
+        Ray's error: there is no such group.
+
+    See Also
+    --------
+    register : Before the group is made.
+
+    Examples
+    --------
+    >>> import gpucoll.ray
+    >>> def mean(x):  # in an actor, after init_collective_group(size, rank, "gpucoll", "workers")
+    ...     return gpucoll.ray.communicator("workers").all_reduce(x, op="avg")
     """
     group = get_group_handle(group_name)
     if not isinstance(group, Group):

@@ -80,10 +80,43 @@ def simulate(collective: str, algorithm: str, size: int, nbytes: int, topology: 
              root: int = 0, segments: int = 1) -> Prediction:
     """Return the predicted time of `collective` by `algorithm` for `size` ranks.
 
-    `nbytes` is the size of the larger of input and output; `topology` is by default one switch of equal links, and may
-    be other links. If the topology has nodes, algorithms use the nodes. Raises ArgumentError for unknown names,
-    for too many messages, and for a graph of another number of ranks.
+    Parameters
+    ----------
+    collective : str
+        The name of the collective.
+    algorithm : str
+        A name from `gpucoll.algorithms`.
+    size : int
+        The number of ranks.
+    nbytes : int
+        Bytes of the larger of input and output.
+    topology : Topology, Links or None, optional
+        The links between the ranks; None is one switch of equal links. If the topology has nodes, algorithms use the
+        nodes.
+    root : int, optional
+        The root of a rooted collective.
+    segments : int, optional
+        The number of messages for a rank's part (pipelining).
 
+    Returns
+    -------
+    Prediction
+        The time, in seconds, and its parts: latency, transfer and reduction.
+
+    Raises
+    ------
+    ArgumentError
+        An unknown name (GC-ALGO, GC-COLLECTIVE), too many messages (GC-SIMULATE), or a graph of another number of ranks
+        (GC-TOPOLOGY).
+
+    See Also
+    --------
+    simulate_sizes : For many sizes.
+    load : A topology.
+
+    Examples
+    --------
+    >>> from gpucoll.simulator import simulate
     >>> [round(part, 9) for part in simulate("broadcast", "tree", 3, 10_000)[5:]]  # the root's two share its link
     [2.5e-06, 2e-06, 0.0]
     """
@@ -92,7 +125,47 @@ def simulate(collective: str, algorithm: str, size: int, nbytes: int, topology: 
 
 def simulate_sizes(collective: str, algorithm: str, size: int, sizes: Sequence[int],
                    topology: Topology | Links | None = None, *, root: int = 0, segments: int = 1) -> list[Prediction]:
-    """Return a prediction for each of `sizes` in bytes, at little more cost than one prediction; see `simulate`."""
+    """Return a prediction for each of `sizes`, at little more cost than one prediction.
+
+    Parameters
+    ----------
+    collective : str
+        The name of the collective.
+    algorithm : str
+        A name from `gpucoll.algorithms`.
+    size : int
+        The number of ranks.
+    sizes : sequence of int
+        Bytes of the larger of input and output, for each prediction.
+    topology : Topology, Links or None, optional
+        The links between the ranks; None is one switch of equal links. If the topology has nodes, algorithms use the
+        nodes.
+    root : int, optional
+        The root of a rooted collective.
+    segments : int, optional
+        The number of messages for a rank's part (pipelining).
+
+    Returns
+    -------
+    list of Prediction
+        A prediction for each size.
+
+    Raises
+    ------
+    ArgumentError
+        An unknown name (GC-ALGO, GC-COLLECTIVE), too many messages (GC-SIMULATE), or a graph of another number of ranks
+        (GC-TOPOLOGY).
+
+    See Also
+    --------
+    simulate : For one size.
+
+    Examples
+    --------
+    >>> from gpucoll.simulator import simulate_sizes
+    >>> [found.nbytes for found in simulate_sizes("all_reduce", "ring", 4, [1024, 4096])]
+    [1024, 4096]
+    """
     case, routes = _case(collective, algorithm, size, topology, root, segments)
     chunks = case.schedule(0).chunks
     parts = _run(case, routes, [nbytes / chunks for nbytes in sizes])

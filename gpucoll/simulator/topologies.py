@@ -99,7 +99,33 @@ def shipped(name: str) -> Topology:
 
 
 def load(name_or_file: str) -> Topology:
-    """Return a shipped topology by name, or the topology in a TOML file by path; raise ArgumentError."""
+    """Return a shipped topology by name, or the topology in a TOML file by path.
+
+    Parameters
+    ----------
+    name_or_file : str
+        The name, or a path that ends in .toml.
+
+    Returns
+    -------
+    Topology
+        The levels of links.
+
+    Raises
+    ------
+    ArgumentError
+        An unknown name, or a file that cannot be read or is wrong (GC-TOPOLOGY).
+
+    See Also
+    --------
+    simulate : Takes the topology.
+
+    Examples
+    --------
+    >>> from gpucoll.simulator import load
+    >>> load("two_hosts").name
+    'two_hosts'
+    """
     path = Path(name_or_file)
     if path.suffix != ".toml":
         return shipped(name_or_file)

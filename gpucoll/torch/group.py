@@ -25,9 +25,32 @@ Tensors: TypeAlias = Sequence[Tensor]
 class TorchProcessGroup(Names):
     """The backend "gpucoll": ranks meeting at `store`, with `timeout` as the deadline of every call.
 
-    Results are written into the caller's tensors. A thread makes calls with ``async_op=True`` in order, while the
-    program computes; calls on GPU tensors are enqueued on a side stream of the group. Raises DistBackendError if ranks
-    fail or disagree.
+    Made by ``torch.distributed.init_process_group("gpucoll")``. Results are written into the caller's tensors. A thread
+    makes calls with ``async_op=True`` in order, while the program computes; calls on GPU tensors are enqueued on a side
+    stream of the group.
+
+    Parameters
+    ----------
+    store : torch.distributed.Store
+        Where the ranks meet.
+    rank : int
+        This rank.
+    size : int
+        The number of ranks.
+    timeout : timedelta
+        The deadline of every call.
+
+    Raises
+    ------
+    torch.distributed.DistBackendError
+        Ranks fail or disagree.
+
+    Examples
+    --------
+    >>> import torch.distributed
+    >>> import gpucoll.torch
+    >>> "gpucoll" in torch.distributed.Backend.backend_list
+    True
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: datetime.timedelta) -> None:

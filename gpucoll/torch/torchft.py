@@ -20,9 +20,15 @@ from gpucoll.torch.group import TorchProcessGroup
 class ProcessGroupGpucoll(ProcessGroupWrapper):  # type: ignore[misc, unused-ignore]  # torchft has no types
     """A process group to pass to ``torchft.Manager(pg=...)``, in place of ``ProcessGroupGloo`` or ``ProcessGroupNCCL``.
 
-    `timeout` is the deadline for ranks to meet and for every call. After a failed collective the handle's `wait`
-    returns False, the handle's future has the error, and `errored` returns the error until the next configuration:
-    torchft then takes the step again. Messages between two ranks raise the error.
+    The deadline for ranks to meet and for every call is the constructor's ``timeout``, a timedelta. After a failed
+    collective the handle's `wait` returns False, the handle's future has the error, and `errored` returns the error
+    until the next configuration: torchft then takes the step again. Messages between two ranks raise the error.
+
+    Examples
+    --------
+    >>> from gpucoll.torch.torchft import ProcessGroupGpucoll
+    >>> ProcessGroupGpucoll.getBackendName(None)
+    'torchft-gpucoll'
     """
 
     _error: Exception | None = None
@@ -31,7 +37,22 @@ class ProcessGroupGpucoll(ProcessGroupWrapper):  # type: ignore[misc, unused-ign
         return "torchft-gpucoll"
 
     def errored(self) -> Exception | None:
-        """Return the first error since the last configuration, or None; on a GPU, wait for the calls before."""
+        """Return the first error since the last configuration, or None.
+
+        On a GPU, wait for the calls before.
+
+        Returns
+        -------
+        Exception or None
+            The error.
+
+        Examples
+        --------
+        >>> import datetime
+        >>> from gpucoll.torch.torchft import ProcessGroupGpucoll
+        >>> print(ProcessGroupGpucoll(datetime.timedelta(seconds=60)).errored())
+        None
+        """
         group = self._pg  # torchft configures and asks in two threads
         if self._error is None and group is not None:
             group.synchronize()

@@ -45,7 +45,26 @@ Memory: TypeAlias = list[tuple[Compression, dict[str, dict[str, Array]]]]  # att
 
 
 class Exact(Compression):
-    """The mean formed by `all_reduce` with `algorithm`."""
+    """The mean formed by `all_reduce` with `algorithm`.
+
+    Parameters
+    ----------
+    algorithm : str, optional
+        A name from `gpucoll.algorithms`.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import DataParallel, Exact
+    >>> def program(comm):
+    ...     training = DataParallel({"w": numpy.zeros((4, 4), "f4")}, comm, compression=Exact("ring"))
+    ...     training.ready("w", numpy.full((4, 4), comm.rank + 1.0, "f4"))
+    ...     training.finish()
+    ...     return training.gradients["w"][0, :2].tolist()
+    >>> gc.run_local(program, 2)[0]
+    [1.5, 1.5]
+    """
 
     def __init__(self, algorithm: str = "auto") -> None:
         super().__init__()
@@ -57,7 +76,33 @@ class Exact(Compression):
 
 
 class Cast(Compression):
-    """All-reduce in `dtype`, "float16" or "bfloat16". For CuPy arrays CuPy must support the dtype."""
+    """All-reduce in a shorter floating-point type.
+
+    For CuPy arrays CuPy must support the dtype.
+
+    Parameters
+    ----------
+    dtype : str, optional
+        "float16" or "bfloat16".
+
+    Raises
+    ------
+    ArgumentError
+        A wrong value (GC-COMPRESSION).
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import DataParallel, Cast
+    >>> def program(comm):
+    ...     training = DataParallel({"w": numpy.zeros((4, 4), "f4")}, comm, compression=Cast("float16"))
+    ...     training.ready("w", numpy.full((4, 4), comm.rank + 1.0, "f4"))
+    ...     training.finish()
+    ...     return training.gradients["w"][0, :2].tolist()
+    >>> gc.run_local(program, 2)[0]
+    [1.5, 1.5]
+    """
 
     def __init__(self, dtype: str = "bfloat16") -> None:
         super().__init__()
@@ -75,10 +120,37 @@ class Cast(Compression):
 
 
 class BlockScaled(Compression):
-    """Elements of 8 or 4 bits and a scale per block: "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4" or "int8".
+    """Elements of 8 or 4 bits and a scale per block.
 
     Each value is rounded once to each rank that sums its share, and once from there. `gpucoll.core.formats` has the
     table of formats, `gpucoll.block_scaled.steps` the two steps and their source.
+
+    Parameters
+    ----------
+    format : str
+        "mxfp8_e4m3", "mxfp8_e5m2", "mxfp4", "nvfp4" or "int8".
+
+    Raises
+    ------
+    ArgumentError
+        A wrong value (GC-COMPRESSION).
+
+    See Also
+    --------
+    gpucoll.block_scaled.BlockScaledCollectives : The same for any arrays, with a bound of the error.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import DataParallel, BlockScaled
+    >>> def program(comm):
+    ...     training = DataParallel({"w": numpy.zeros((4, 4), "f4")}, comm, compression=BlockScaled("mxfp8_e4m3"))
+    ...     training.ready("w", numpy.full((4, 4), comm.rank + 1.0, "f4"))
+    ...     training.finish()
+    ...     return training.gradients["w"][0, :2].tolist()
+    >>> gc.run_local(program, 2)[0]
+    [1.5, 1.5]
     """
 
     collectives = 2
@@ -98,9 +170,36 @@ class BlockScaled(Compression):
 
 
 class Int8(BlockScaled):
-    """One byte per element and a scale of 4 bytes per `block` elements; both padded to 16 bytes for each rank's share.
+    """One byte per element and a scale of 4 bytes per `block` elements.
 
-    Source: Dettmers et al., arXiv 2110.02861.
+    Both are padded to 16 bytes for each rank's share.
+
+    Parameters
+    ----------
+    block : int, optional
+        The number of elements of a block.
+
+    Raises
+    ------
+    ArgumentError
+        A wrong value (GC-COMPRESSION).
+
+    References
+    ----------
+    Dettmers et al., arXiv 2110.02861.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import DataParallel, Int8
+    >>> def program(comm):
+    ...     training = DataParallel({"w": numpy.zeros((4, 4), "f4")}, comm, compression=Int8())
+    ...     training.ready("w", numpy.full((4, 4), comm.rank + 1.0, "f4"))
+    ...     training.finish()
+    ...     return training.gradients["w"][0, :2].tolist()
+    >>> gc.run_local(program, 2)[0]
+    [1.5, 1.5]
     """
 
     def __init__(self, block: int = 256) -> None:
@@ -116,7 +215,34 @@ class TopK(Compression):
 
     Every rank sends each other rank the largest elements of that rank's share of a bucket. Each rank forms the mean of
     its own share, and sends the largest elements of this mean to all ranks. So the bytes do not grow with the number of
-    ranks. Source: Aji and Heafield, arXiv 1704.05021; Li and Hoefler, arXiv 2201.07598, for the two steps.
+    ranks.
+
+    Parameters
+    ----------
+    fraction : float, optional
+        Above 0 and at most 1.
+
+    Raises
+    ------
+    ArgumentError
+        A wrong value (GC-COMPRESSION).
+
+    References
+    ----------
+    Aji and Heafield, arXiv 1704.05021; Li and Hoefler, arXiv 2201.07598, for the two steps.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import DataParallel, TopK
+    >>> def program(comm):
+    ...     training = DataParallel({"w": numpy.zeros((4, 4), "f4")}, comm, compression=TopK(1.0))
+    ...     training.ready("w", numpy.full((4, 4), comm.rank + 1.0, "f4"))
+    ...     training.finish()
+    ...     return training.gradients["w"][0, :2].tolist()
+    >>> gc.run_local(program, 2)[0]
+    [1.5, 1.5]
     """
 
     collectives = 2
@@ -180,11 +306,41 @@ class TopK(Compression):
 
 
 class PowerSGD(Compression):
-    """An n x m matrix sent as two factors of n x `rank` and m x `rank` elements, in `dtype` if given.
+    """An n x m matrix sent as two factors of n x `rank` and m x `rank` elements.
 
-    All axes of a parameter after the first count as a single axis. Vectors and small matrices are sent whole, in
-    `dtype` too. Each training step makes one step of the power method, starting from the factor of the last training
-    step. Source: Vogels et al., arXiv 1905.13727, algorithm 1 and 2; Ramesh et al., arXiv 2102.12092, for 16 bits.
+    All axes of a parameter after the first count as a single axis. Vectors and small matrices are sent whole. Each
+    training step makes one step of the power method, starting from the factor of the last training step.
+
+    Parameters
+    ----------
+    rank : int, optional
+        The number of columns of a factor.
+    dtype : str or None, optional
+        The floating-point type of all messages; None is that of the gradients.
+    seed : int, optional
+        The seed of the first factors.
+
+    Raises
+    ------
+    ArgumentError
+        A wrong value (GC-COMPRESSION).
+
+    References
+    ----------
+    Vogels et al., arXiv 1905.13727, algorithm 1 and 2; Ramesh et al., arXiv 2102.12092, for 16 bits.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import DataParallel, PowerSGD
+    >>> def program(comm):
+    ...     training = DataParallel({"w": numpy.zeros((4, 4), "f4")}, comm, compression=PowerSGD(4))
+    ...     training.ready("w", numpy.full((4, 4), comm.rank + 1.0, "f4"))
+    ...     training.finish()
+    ...     return training.gradients["w"][0, :2].tolist()
+    >>> gc.run_local(program, 2)[0]
+    [1.5, 1.5]
     """
 
     collectives = 2
@@ -279,6 +435,19 @@ class PowerSGD(Compression):
 class Policy:
     """A compression for each parameter, by the first file-name pattern matching the name; without a match `Exact`.
 
+    Parameters
+    ----------
+    patterns : mapping of str to compression
+        The compression of the parameters whose names match the pattern.
+
+    Raises
+    ------
+    ArgumentError
+        A wrong value (GC-COMPRESSION).
+
+    Examples
+    --------
+    >>> from gpucoll.training import Cast, Exact, Policy, PowerSGD
     >>> Policy({"embedding*": PowerSGD(2), "*norm*": Exact(), "*": Cast("bfloat16")}).of("head.norm")
     Exact()
     """
@@ -293,7 +462,24 @@ class Policy:
         self._exact = Exact()
 
     def of(self, name: str) -> Compression:
-        """Return the compression of the parameter `name`."""
+        """Return the compression of the parameter `name`.
+
+        Parameters
+        ----------
+        name : str
+            The name of the parameter.
+
+        Returns
+        -------
+        Compression
+            The compression.
+
+        Examples
+        --------
+        >>> from gpucoll.training import Cast, Policy
+        >>> Policy({"*": Cast("bfloat16")}).of("w")
+        Cast()
+        """
         return next((found for pattern, found in self._patterns.items() if fnmatch.fnmatchcase(name, pattern)),
                     self._exact)
 

@@ -22,12 +22,57 @@ from gpucoll.training.parameters import Like, like_parameter, opened
 class DataParallel(Averaging):
     """Gradients averaged over all ranks of `comm`, in buckets, while the next gradients are computed.
 
-    `parameters` maps names to arrays, the same on all ranks; rank 0's values are broadcast. An asynchronous
-    all-reduce of a bucket starts after the bucket's last gradient and after all earlier buckets. Give gradients in the
-    reverse order of `parameters` for the best overlap. Without spare processors on a node (`can_overlap`), `finish`
-    makes all the collectives. Buckets are allocated by `comm.empty`. The constructor is a collective call. Raises
-    ArgumentError and DtypeError for wrong arguments of this rank, PeerError for wrong arguments of another rank, and
-    MismatchError if names, shapes, dtypes or memories (host, GPU) of the parameters differ between ranks.
+    An asynchronous all-reduce of a bucket starts after the bucket's last gradient and after all earlier buckets. Give
+    gradients in the reverse order of `parameters` for the best overlap. Without spare processors on a node
+    (`can_overlap`), `finish` makes all the collectives. Buckets are allocated by `comm.empty`. The constructor is a
+    collective call.
+
+    Parameters
+    ----------
+    parameters : mapping of str to array
+        The parameters by name, the same on all ranks; rank 0's values are broadcast.
+    comm : Communicator
+        The ranks of the training.
+    bucket_bytes : int, optional
+        Most bytes of a bucket, the unit of messages.
+    compression : Compression, Policy or None, optional
+        How the means are formed; None is `Exact`.
+
+    Attributes
+    ----------
+    gradients : dict of str to array
+        The places of the gradients, and after `finish` their means.
+
+    Raises
+    ------
+    ArgumentError or DtypeError
+        A wrong argument of this rank (GC-ARRAY, GC-NAME, GC-DEVICE, GC-DTYPE, GC-COMPRESSION, GC-OPTIMIZER).
+    PeerError
+        A wrong argument of another rank (GC-PEER).
+    MismatchError
+        Names, shapes, dtypes or memories (host, GPU) of the parameters differ between ranks.
+
+    See Also
+    --------
+    ZeRO : The state of training, divided over the ranks.
+
+    References
+    ----------
+    Li et al., PyTorch Distributed, arXiv 2006.15704.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import DataParallel
+    >>> def program(comm):
+    ...     weights = {"w": numpy.zeros(2)}
+    ...     training = DataParallel(weights, comm)
+    ...     training.ready("w", numpy.full(2, comm.rank + 1.0))
+    ...     training.finish()
+    ...     return training.gradients["w"].copy()
+    >>> gc.run_local(program, 2)[0]
+    array([1.5, 1.5])
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, bucket_bytes: int = BUCKET_BYTES,
@@ -47,10 +92,35 @@ class DataParallel(Averaging):
         return Bucket(like, row)
 
     def ready(self, name: str, gradient: Any) -> None:
-        """Give the gradient of a parameter: an array of the parameter's shape and dtype, reusable after the call.
+        """Give the gradient of a parameter.
 
         A gradient computed in `gradients[name]` is not copied; inside `no_sync` this array must hold the sum.
-        Raises ArgumentError or DtypeError for other arrays, an unknown name, and a gradient given before.
+
+        Parameters
+        ----------
+        name : str
+            The name of the parameter.
+        gradient : array
+            The gradient, of the parameter's shape and dtype; reusable after the call.
+
+        Raises
+        ------
+        ArgumentError or DtypeError
+            Another shape or dtype, an unknown name, or a gradient given before (GC-SHAPE, GC-DTYPE, GC-NAME).
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import DataParallel
+        >>> def program(comm):
+        ...     weights = {"w": numpy.zeros(2)}
+        ...     training = DataParallel(weights, comm)
+        ...     training.ready("w", numpy.full(2, comm.rank + 1.0))
+        ...     training.finish()
+        ...     return training.gradients["w"].copy()
+        >>> gc.run_local(program, 2)[0]
+        array([1.5, 1.5])
         """
         array = like_parameter(name, gradient, self._like, self._comm)
         self._arrivals.check(name)
@@ -74,15 +144,56 @@ class DataParallel(Averaging):
             self._pipeline.start(compression.reduce(bucket.gradients, bucket.row, self._comm), compression.collectives)
 
     def finish(self) -> None:
-        """Return once `gradients` are the means over all ranks; on a GPU the means are ready in stream order.
+        """Return once `gradients` are the means over all ranks.
 
-        A collective call. Raises ArgumentError if gradients of this rank are missing, PeerError on the other ranks.
+        A collective call. On a GPU the means are ready in stream order.
+
+        Raises
+        ------
+        ArgumentError
+            Gradients of this rank are missing (GC-NAME); PeerError on the other ranks.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import DataParallel
+        >>> def program(comm):
+        ...     weights = {"w": numpy.zeros(2)}
+        ...     training = DataParallel(weights, comm)
+        ...     training.ready("w", numpy.full(2, comm.rank + 1.0))
+        ...     training.finish()
+        ...     return training.gradients["w"].copy()
+        >>> gc.run_local(program, 2)[0]
+        array([1.5, 1.5])
         """
         self._reduce_all("finish", self.gradients.values())
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients on this rank inside the context, without sending; the next gradients are added."""
+        """Accumulate gradients on this rank inside the context, without sending; the next gradients are added.
+
+        Yields
+        ------
+        None
+            For a ``with`` block.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import DataParallel
+        >>> def program(comm):
+        ...     weights = {"w": numpy.zeros(2)}
+        ...     training = DataParallel(weights, comm)
+        ...     with training.no_sync():
+        ...         training.ready("w", numpy.ones(2))
+        ...     training.ready("w", numpy.full(2, float(comm.rank)))
+        ...     training.finish()
+        ...     return training.gradients["w"].copy()
+        >>> gc.run_local(program, 2)[0]
+        array([1.5, 1.5])
+        """
         before, self._is_synchronised = self._is_synchronised, False
         try:
             yield
@@ -98,8 +209,41 @@ def resume(parameters: Mapping[str, Any], optimizer: Optimizer, comm: Communicat
     training. A failure in the middle of a step may leave some ranks a step ahead: the lowest rank with the most steps
     sends its state. At the start of a training only the parameters are sent, from rank 0.
 
-    Raises ArgumentError and DtypeError for wrong arguments of this rank, PeerError for another rank's, and
-    MismatchError if the parameters or the kinds of optimizers differ between ranks.
+    Parameters
+    ----------
+    parameters : mapping of str to array
+        The parameters by name, the same on all ranks; rank 0's values are broadcast.
+    optimizer : Optimizer
+        `SGD`, `Adam` or `AdamW`.
+    comm : Communicator
+        The ranks of the training.
+
+    Returns
+    -------
+    int
+        The number of steps made so far.
+
+    Raises
+    ------
+    ArgumentError or DtypeError
+        A wrong argument of this rank (GC-ARRAY, GC-NAME, GC-DEVICE, GC-DTYPE, GC-COMPRESSION, GC-OPTIMIZER).
+    PeerError
+        A wrong argument of another rank (GC-PEER).
+    MismatchError
+        Names, shapes, dtypes or memories (host, GPU) of the parameters differ between ranks.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import SGD, resume
+    >>> def program(comm):
+    ...     weights, optimizer = {"w": numpy.zeros(1)}, SGD(lr=1.0)
+    ...     if comm.rank == 1:  # this rank has made a step, the other is new
+    ...         optimizer.step(weights, {"w": numpy.ones(1)})
+    ...     return resume(weights, optimizer, comm), weights["w"]
+    >>> gc.run_local(program, 2)[0]
+    (1, array([-1.]))
     """
     arrays = opened("resume", parameters, comm, lambda: check_optimizer("resume", optimizer))
     everyone = internal.all_gather_metadata(comm, {"steps": optimizer.steps, "optimizer": optimizer.kind}, "resume")

@@ -18,7 +18,40 @@ from gpucoll.training.redistribution import Redistribution, apply, planned
 
 
 class ShardedArray:
-    """A global array of `shape` divided over `mesh` by `spec`; `local` is this rank's part."""
+    """A global array of `shape` divided over `mesh` by `spec`; ``local`` is this rank's part.
+
+    Made by `shard`, `matmul` and `redistribute`.
+
+    Parameters
+    ----------
+    local : array
+        The part of this rank.
+    mesh : Mesh
+        The ranks, as a grid.
+    shape : tuple of int
+        The shape of the global array.
+    spec : sequence
+        An entry for each axis of the array: None (whole), the name of a mesh axis, or a tuple of names with the
+        coarsest division first.
+    partial : iterable of str, optional
+        Mesh axes over whose ranks the value is the sum.
+
+    See Also
+    --------
+    shard : Divides an array.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import Mesh, shard
+    >>> def program(comm):
+    ...     mesh = Mesh(comm, (2,), ("ranks",))
+    ...     a = shard(numpy.arange(4.0).reshape(2, 2), mesh, ("ranks", None))
+    ...     return a
+    >>> gc.run_local(program, 2)[0]
+    <ShardedArray (2, 2) float64 ('ranks', None)>
+    """
 
     def __init__(self, local: Array, mesh: Mesh, shape: tuple[int, ...], spec: Spec,
                  partial: Iterable[str] = ()) -> None:
@@ -34,7 +67,32 @@ class ShardedArray:
         return ShardedArray(self.local.T, self.mesh, self.shape[::-1], self.spec[::-1], self.partial)
 
     def gather(self) -> Array:
-        """Return the global array, on every rank. A collective call."""
+        """Return the global array, on every rank.
+
+        A collective call.
+
+        Returns
+        -------
+        array
+            The global array.
+
+        See Also
+        --------
+        redistribute : Any other layout.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import Mesh, shard
+        >>> def program(comm):
+        ...     mesh = Mesh(comm, (2,), ("ranks",))
+        ...     a = shard(numpy.arange(4.0).reshape(2, 2), mesh, ("ranks", None))
+        ...     return a.gather()
+        >>> gc.run_local(program, 2)[0]
+        array([[0., 1.],
+               [2., 3.]])
+        """
         return redistribute(self, (None,) * self.ndim).local
 
     def __repr__(self) -> str:
@@ -43,7 +101,46 @@ class ShardedArray:
 
 
 def shard(x: Any, mesh: Mesh, spec: Any) -> ShardedArray:
-    """Return the global array `x`, given on every rank, divided over `mesh`. Copies this rank's part; sends nothing."""
+    """Return the global array `x`, given on every rank, divided over `mesh`.
+
+    The call copies this rank's part, and sends nothing.
+
+    Parameters
+    ----------
+    x : array
+        The global array, given on every rank.
+    mesh : Mesh
+        The ranks, as a grid.
+    spec : sequence
+        An entry for each axis of the array: None (whole), the name of a mesh axis, or a tuple of names with the
+        coarsest division first.
+
+    Returns
+    -------
+    ShardedArray
+        The divided array.
+
+    Raises
+    ------
+    ArgumentError
+        Not a `ShardedArray`, or a wrong specification (GC-SPEC).
+
+    See Also
+    --------
+    redistribute : Another layout.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import Mesh, shard
+    >>> def program(comm):
+    ...     mesh = Mesh(comm, (2,), ("ranks",))
+    ...     a = shard(numpy.arange(4.0).reshape(2, 2), mesh, ("ranks", None))
+    ...     return a.local
+    >>> gc.run_local(program, 2)[0]
+    array([[0., 1.]])
+    """
     array = as_array("shard", "x", x)
     found = mesh.spec("shard", spec, array.shape)
     return ShardedArray(array[mesh.box(found, array.shape, mesh.comm.rank)].copy(), mesh, array.shape, found)
@@ -57,14 +154,87 @@ def _check_sharded(call: str, **arrays: Any) -> None:
 
 
 def plan(a: ShardedArray, spec: Any) -> Redistribution:
-    """Return the collectives that `redistribute` would make for `a` and `spec`; send nothing. Raises ArgumentError."""
+    """Return the collectives that `redistribute` would make for `a` and `spec`; send nothing.
+
+    Parameters
+    ----------
+    a : ShardedArray
+        A global array.
+    spec : sequence
+        An entry for each axis of the array: None (whole), the name of a mesh axis, or a tuple of names with the
+        coarsest division first.
+
+    Returns
+    -------
+    Redistribution
+        The steps, and their bytes.
+
+    Raises
+    ------
+    ArgumentError
+        Not a `ShardedArray`, or a wrong specification (GC-SPEC).
+
+    See Also
+    --------
+    redistribute : Makes the steps.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import Mesh, shard, plan
+    >>> def program(comm):
+    ...     mesh = Mesh(comm, (2,), ("ranks",))
+    ...     a = shard(numpy.arange(4.0).reshape(2, 2), mesh, ("ranks", None))
+    ...     return len(plan(a, (None, None)).steps)
+    >>> gc.run_local(program, 2)[0]
+    1
+    """
     _check_sharded("plan", a=a)
     target = a.mesh.spec("plan", spec, a.shape)
     return planned(a.mesh, a.shape, a.dtype.itemsize, a.spec, a.partial, target, "cuda" if on_gpu(a.local) else None)
 
 
 def redistribute(a: ShardedArray, spec: Any) -> ShardedArray:
-    """Return `a` with layout `spec` and complete sums, in the steps of `plan`. A collective call. ArgumentError."""
+    """Return `a` with layout `spec` and complete sums, in the steps of `plan`.
+
+    A collective call.
+
+    Parameters
+    ----------
+    a : ShardedArray
+        A global array.
+    spec : sequence
+        An entry for each axis of the array: None (whole), the name of a mesh axis, or a tuple of names with the
+        coarsest division first.
+
+    Returns
+    -------
+    ShardedArray
+        The same global array in the new layout.
+
+    Raises
+    ------
+    ArgumentError
+        Not a `ShardedArray`, or a wrong specification (GC-SPEC).
+
+    See Also
+    --------
+    plan : The steps alone.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import Mesh, shard, redistribute
+    >>> def program(comm):
+    ...     mesh = Mesh(comm, (2,), ("ranks",))
+    ...     a = shard(numpy.arange(4.0).reshape(2, 2), mesh, ("ranks", None))
+    ...     return redistribute(a, (None, "ranks")).local
+    >>> gc.run_local(program, 2)[0]
+    array([[0.],
+           [2.]])
+    """
     _check_sharded("redistribute", a=a)
     local, here, steps = a.local, a.spec, plan(a, spec).steps
     if not steps:
@@ -81,12 +251,48 @@ def summed(a: ShardedArray) -> ShardedArray:
 
 
 def matmul(a: ShardedArray, b: ShardedArray) -> ShardedArray:
-    """Return a @ b for `a` of any number of axes and `b` of two, with equal division of the inner axis. Sends nothing.
+    """Return a @ b for `a` of any number of axes and `b` of two, with equal division of the inner axis.
 
-    The product is partial along the mesh axes that divide the inner axis; `redistribute` computes the sum. A weight
-    divided by columns gives a product divided by columns. A weight divided by rows multiplies this product and gives a
-    partial product. So two layers need one sum forward and one sum backward. Source: Shoeybi et al., arXiv 1909.08053.
-    Raises ArgumentError for layouts that do not fit.
+    The call sends nothing. The product is partial along the mesh axes that divide the inner axis; `redistribute`
+    computes the sum. A weight divided by columns gives a product divided by columns. A weight divided by rows
+    multiplies this product and gives a partial product. So two layers need one sum forward and one sum backward.
+
+    Parameters
+    ----------
+    a : ShardedArray
+        A global array.
+    b : ShardedArray
+        A global array of two axes.
+
+    Returns
+    -------
+    ShardedArray
+        The product.
+
+    Raises
+    ------
+    ArgumentError
+        The shapes or layouts do not fit (GC-SHAPE, GC-SPEC).
+
+    See Also
+    --------
+    Linear : A layer with a backward pass.
+
+    References
+    ----------
+    Shoeybi et al., arXiv 1909.08053.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import Mesh, shard, matmul
+    >>> def program(comm):
+    ...     mesh = Mesh(comm, (2,), ("ranks",))
+    ...     a = shard(numpy.arange(4.0).reshape(2, 2), mesh, ("ranks", None))
+    ...     return matmul(a, shard(numpy.eye(2), mesh, (None, None))).local
+    >>> gc.run_local(program, 2)[0]
+    array([[0., 1.]])
     """
     _check_sharded("matmul", a=a, b=b)
     if b.ndim != 2 or a.ndim < 1 or a.shape[-1] != b.shape[0]:
@@ -108,6 +314,32 @@ class Linear:
 
     The inner axis of `x` and `weight` is divided in the same way, the other axes along different mesh axes. The
     backward pass returns the gradients of x and of the weight, in the layouts of x and of the weight.
+
+    Parameters
+    ----------
+    weight : ShardedArray
+        The weight, of two axes.
+
+    Raises
+    ------
+    ArgumentError
+        Not a `ShardedArray`, or a wrong specification (GC-SPEC).
+
+    See Also
+    --------
+    matmul : The product alone.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import Mesh, shard, Linear
+    >>> def program(comm):
+    ...     mesh = Mesh(comm, (2,), ("ranks",))
+    ...     a = shard(numpy.arange(4.0).reshape(2, 2), mesh, ("ranks", None))
+    ...     return Linear(shard(2 * numpy.eye(2), mesh, (None, None))).forward(a).local
+    >>> gc.run_local(program, 2)[0]
+    array([[0., 2.]])
     """
 
     def __init__(self, weight: ShardedArray) -> None:
@@ -116,12 +348,84 @@ class Linear:
         self._x: ShardedArray | None = None
 
     def forward(self, x: ShardedArray) -> ShardedArray:
-        """Return the product with its sums formed. A collective call if the weight is divided by rows."""
+        """Return the product with its sums formed.
+
+        A collective call if the weight is divided by rows.
+
+        Parameters
+        ----------
+        x : ShardedArray
+            The input of the layer.
+
+        Returns
+        -------
+        ShardedArray
+            The output of the layer.
+
+        Raises
+        ------
+        ArgumentError
+            Not a `ShardedArray`, or a wrong specification (GC-SPEC).
+
+        See Also
+        --------
+        backward : The gradients.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import Mesh, shard, Linear
+        >>> def program(comm):
+        ...     mesh = Mesh(comm, (2,), ("ranks",))
+        ...     a = shard(numpy.arange(4.0).reshape(2, 2), mesh, ("ranks", None))
+        ...     return Linear(shard(2 * numpy.eye(2), mesh, (None, None))).forward(a).local
+        >>> gc.run_local(program, 2)[0]
+        array([[0., 2.]])
+        """
         self._x = x
         return summed(matmul(x, self.weight))
 
     def backward(self, gradient: ShardedArray) -> tuple[ShardedArray, ShardedArray]:
-        """Return the gradients of x and of the weight, given the gradient of the product. A collective call."""
+        """Return the gradients of x and of the weight, given the gradient of the product.
+
+        A collective call.
+
+        Parameters
+        ----------
+        gradient : ShardedArray
+            The gradient of the output of `forward`.
+
+        Returns
+        -------
+        x : ShardedArray
+            The gradient of the input.
+        weight : ShardedArray
+            The gradient of the weight.
+
+        Raises
+        ------
+        ArgumentError
+            `forward` was not called before (GC-SPEC).
+
+        See Also
+        --------
+        forward : The product.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import Mesh, shard, Linear
+        >>> def backward_of(layer, a):
+        ...     return layer.backward(layer.forward(a))[0].local
+        >>> def program(comm):
+        ...     mesh = Mesh(comm, (2,), ("ranks",))
+        ...     a = shard(numpy.arange(4.0).reshape(2, 2), mesh, ("ranks", None))
+        ...     return backward_of(Linear(shard(2 * numpy.eye(2), mesh, (None, None))), a)
+        >>> gc.run_local(program, 2)[0]
+        array([[0., 4.]])
+        """
         x = self._x
         if x is None:
             raise ArgumentError("backward: call forward first", code="GC-SPEC")

@@ -18,9 +18,42 @@ Box: TypeAlias = tuple[slice, ...]  # part of a global array
 
 
 class Mesh:
-    """The ranks of `comm`, in C order, as a grid of `shape` with axes `names`. The constructor is a collective call.
+    """The ranks of `comm`, in C order, as a grid of `shape` with axes `names`.
 
-    Raises ArgumentError, on all ranks, if the product of the shape is not the number of ranks.
+    The constructor is a collective call.
+
+    Parameters
+    ----------
+    comm : Communicator
+        The ranks.
+    shape : sequence of int
+        The number of ranks along each axis.
+    names : sequence of str
+        The name of each axis.
+
+    Attributes
+    ----------
+    coordinates : dict of str to int
+        The place of this rank, by axis name.
+
+    Raises
+    ------
+    ArgumentError
+        The product of the shape is not the number of ranks; on all ranks (GC-SPEC).
+
+    See Also
+    --------
+    shard : An array over a mesh.
+
+    Examples
+    --------
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import Mesh
+    >>> def program(comm):
+    ...     mesh = Mesh(comm, (2, 2), ("rows", "columns"))
+    ...     return mesh.coordinates
+    >>> gc.run_local(program, 4)[3]
+    {'rows': 1, 'columns': 1}
     """
 
     def __init__(self, comm: Communicator, shape: Sequence[int], names: Sequence[str]) -> None:
@@ -46,16 +79,89 @@ class Mesh:
             self._along[name] = part
 
     def of(self, rank: int) -> dict[str, int]:
-        """Return the coordinates of a rank, by axis name."""
+        """Return the coordinates of a rank, by axis name.
+
+        Parameters
+        ----------
+        rank : int
+            The rank in the communicator of the mesh.
+
+        Returns
+        -------
+        dict of str to int
+            A coordinate for each axis.
+
+        Examples
+        --------
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import Mesh
+        >>> def program(comm):
+        ...     mesh = Mesh(comm, (2, 2), ("rows", "columns"))
+        ...     return mesh.of(2)
+        >>> gc.run_local(program, 4)[3]
+        {'rows': 1, 'columns': 0}
+        """
         return {name: int(here) for name, here in zip(self.names, numpy.unravel_index(rank, self.shape), strict=True)}
 
     def size(self, name: str) -> int:
-        """Return the number of ranks along an axis."""
+        """Return the number of ranks along an axis.
+
+        Parameters
+        ----------
+        name : str
+            The name of the axis.
+
+        Returns
+        -------
+        int
+            The number of ranks.
+
+        Raises
+        ------
+        ArgumentError
+            The mesh has no such axis (GC-SPEC).
+
+        Examples
+        --------
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import Mesh
+        >>> def program(comm):
+        ...     mesh = Mesh(comm, (2, 2), ("rows", "columns"))
+        ...     return mesh.size("rows")
+        >>> gc.run_local(program, 4)[3]
+        2
+        """
         self._check_name("size", name, "GC-SPEC")
         return self.shape[self.names.index(name)]
 
     def along(self, name: str) -> Communicator:
-        """Return the communicator of the ranks that differ from this rank only along axis `name`, in axis order."""
+        """Return the communicator of the ranks that differ from this rank only along axis `name`, in axis order.
+
+        Parameters
+        ----------
+        name : str
+            The name of the axis.
+
+        Returns
+        -------
+        Communicator
+            The communicator of the ranks of a line of the grid.
+
+        Raises
+        ------
+        ArgumentError
+            The mesh has no such axis (GC-SPEC).
+
+        Examples
+        --------
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import Mesh
+        >>> def program(comm):
+        ...     mesh = Mesh(comm, (2, 2), ("rows", "columns"))
+        ...     return mesh.along("columns").rank
+        >>> gc.run_local(program, 4)[3]
+        1
+        """
         self._check_name("along", name, "GC-SPEC")
         return self._along[name]
 
@@ -64,7 +170,37 @@ class Mesh:
             raise ArgumentError(f"{call}: the mesh has no axis {name!r}{nearest(name, self.names)}", code=code)
 
     def spec(self, call: str, given: Any, shape: Sequence[int]) -> Spec:
-        """Return the specification `given` with every entry as a tuple; raise ArgumentError if invalid."""
+        """Return the specification `given` with every entry as a tuple.
+
+        Parameters
+        ----------
+        call : str
+            The name of the call, for the error's text.
+        given : sequence
+            An entry for each axis of an array: None, a name, or a tuple of names.
+        shape : sequence of int
+            The shape of the array.
+
+        Returns
+        -------
+        tuple of tuples
+            The mesh axes that divide each axis of the array.
+
+        Raises
+        ------
+        ArgumentError
+            The specification is invalid (GC-SPEC).
+
+        Examples
+        --------
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import Mesh
+        >>> def program(comm):
+        ...     mesh = Mesh(comm, (2, 2), ("rows", "columns"))
+        ...     return mesh.spec("shard", ["rows", None], (4, 4))
+        >>> gc.run_local(program, 4)[3]
+        (('rows',), ())
+        """
         entries = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
         if entries is None or len(entries) != len(shape):
             raise ArgumentError(f"{call}: specification {given!r} does not have an entry for each of {len(shape)} axes",
@@ -78,7 +214,32 @@ class Mesh:
         return found
 
     def box(self, spec: Spec, shape: Sequence[int], rank: int) -> Box:
-        """Return the part of a global array held by `rank`: a slice for each axis."""
+        """Return the part of a global array held by `rank`.
+
+        Parameters
+        ----------
+        spec : tuple of tuples
+            A specification, as of `spec`.
+        shape : sequence of int
+            The shape of the global array.
+        rank : int
+            The rank in the communicator of the mesh.
+
+        Returns
+        -------
+        tuple of slice
+            A slice for each axis.
+
+        Examples
+        --------
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import Mesh
+        >>> def program(comm):
+        ...     mesh = Mesh(comm, (2, 2), ("rows", "columns"))
+        ...     return mesh.box((("rows",), ()), (4, 4), 0)
+        >>> gc.run_local(program, 4)[3]
+        (slice(0, 2, None), slice(0, 4, None))
+        """
         here = self.of(rank)
         found = []
         for names, length in zip(spec, shape, strict=True):

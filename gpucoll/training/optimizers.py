@@ -53,10 +53,32 @@ class Optimizer:
         return self.lr(self.steps) if callable(self.lr) else self.lr
 
     def step(self, parameters: Mapping[str, Any], gradients: Mapping[str, Any]) -> None:
-        """Update every parameter in place by its gradient, of the same shape and dtype.
+        """Update every parameter in place by its gradient.
 
-        Raises ArgumentError for a missing gradient or a gradient of another shape, and DtypeError for a parameter with
-        moments of 16 bits and a dtype other than float32 and float64. After an error no parameter has changed.
+        After an error no parameter has changed.
+
+        Parameters
+        ----------
+        parameters : mapping of str to array
+            The parameters by name.
+        gradients : mapping of str to array
+            The gradients by name, of the shapes and dtypes of the parameters.
+
+        Raises
+        ------
+        ArgumentError
+            A gradient is missing (GC-NAME) or has another shape (GC-SHAPE).
+        DtypeError
+            Moments of 16 bits for another dtype than float32 and float64 (GC-DTYPE).
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from gpucoll.training import SGD
+        >>> weights, optimizer = {"w": numpy.array([1.0])}, SGD(lr=0.1)
+        >>> optimizer.step(weights, {"w": numpy.array([0.5])})
+        >>> weights["w"]
+        array([0.95])
         """
         pairs: dict[str, tuple[Array, Array]] = {}
         for name, given in parameters.items():
@@ -71,7 +93,27 @@ class Optimizer:
             self._update(parameter, gradient, **self.state_of(name, parameter))
 
     def state_of(self, name: str, parameter: Array) -> dict[str, Array]:
-        """Return the state arrays of a parameter, zeros before the first step."""
+        """Return the state arrays of a parameter, zeros before the first step.
+
+        Parameters
+        ----------
+        name : str
+            The name of the parameter.
+        parameter : array
+            The parameter.
+
+        Returns
+        -------
+        dict of str to array
+            The arrays by the names in ``state_names``.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> from gpucoll.training import Adam
+        >>> sorted(Adam().state_of("w", numpy.zeros(2)))
+        ['mean', 'square']
+        """
         if name not in self.state:
             xp = module_of(parameter)
             self.state[name] = {kind: xp.zeros(parameter.shape, "u2" if kind in MOMENTS else parameter.dtype)
@@ -100,7 +142,34 @@ def gradient_of(call: str, name: str, gradient: Any, shape: tuple[int, ...]) -> 
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent: v = momentum * v + gradient, then parameter -= lr * v."""
+    """Stochastic gradient descent: v = momentum * v + gradient, then parameter -= lr * v.
+
+    Parameters
+    ----------
+    lr : float or callable
+        The learning rate, in units of the parameters per gradient: a number, or a function of the step number (from 1
+        up).
+    momentum : float, optional
+        0 to below 1: the share of the last step's velocity.
+
+    Raises
+    ------
+    ArgumentError
+        A number is out of range (GC-OPTIMIZER).
+
+    See Also
+    --------
+    Adam : With moving means.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> from gpucoll.training import SGD
+    >>> weights, optimizer = {"w": numpy.array([1.0])}, SGD(lr=0.1)
+    >>> optimizer.step(weights, {"w": numpy.array([0.5])})
+    >>> weights["w"]
+    array([0.95])
+    """
 
     def __init__(self, lr: Rate, momentum: float = 0.0) -> None:
         super().__init__(lr)
@@ -120,11 +189,46 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """parameter -= lr * m' / (sqrt(v') + eps), with m and v the moving means of the gradient and its square.
+    """Adam: parameter -= lr * m' / (sqrt(v') + eps), with m and v the moving means of the gradient and its square.
 
-    m' and v' are m and v divided by 1 - beta**steps. With `moment_bits=16` m and v are kept in 16 bits: m with a sign,
-    6 bits of exponent and 9 of mantissa, v with 6 and 10. Larger magnitudes are clipped to 130944 and 511.75. Source:
+    m' and v' are m and v divided by 1 - beta**steps. With ``moment_bits=16`` m and v are kept in 16 bits: m with a
+    sign, 6 bits of exponent and 9 of mantissa, v with 6 and 10. Larger magnitudes are clipped to 130944 and 511.75.
+
+    Parameters
+    ----------
+    lr : float or callable
+        The learning rate, in units of the parameters per gradient: a number, or a function of the step number (from 1
+        up).
+    betas : tuple of float, optional
+        The shares kept of the moving means of the gradient and of its square.
+    eps : float, optional
+        Added to the root of the square's mean.
+    moment_bits : int or None, optional
+        16 keeps the moving means in 16 bits; None in the parameter's dtype.
+
+    Raises
+    ------
+    ArgumentError
+        A number is out of range (GC-OPTIMIZER).
+    ArgumentError
+        `moment_bits` is neither None nor 16 (GC-COMPRESSION).
+
+    See Also
+    --------
+    AdamW : With decay of the weights.
+
+    References
+    ----------
     Kingma and Ba, arXiv 1412.6980, algorithm 1; Ramesh et al., arXiv 2102.12092, for the widths.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> from gpucoll.training import Adam
+    >>> weights, optimizer = {"w": numpy.array([1.0])}, Adam(lr=0.1)
+    >>> optimizer.step(weights, {"w": numpy.array([0.5])})
+    >>> weights["w"]
+    array([0.9])
     """
 
     state_names = ("mean", "square")
@@ -170,7 +274,44 @@ def _opened(state: Array, kind: str, parameter: Array) -> Array:
 
 
 class AdamW(Adam):
-    """Adam after ``parameter *= 1 - lr * weight_decay``. Source: Loshchilov and Hutter, arXiv 1711.05101."""
+    """Adam after ``parameter *= 1 - lr * weight_decay``.
+
+    Parameters
+    ----------
+    lr : float or callable
+        The learning rate, in units of the parameters per gradient: a number, or a function of the step number (from 1
+        up).
+    betas : tuple of float, optional
+        The shares kept of the moving means of the gradient and of its square.
+    eps : float, optional
+        Added to the root of the square's mean.
+    weight_decay : float, optional
+        The decay of the parameters for each unit of the learning rate.
+    moment_bits : int or None, optional
+        16 keeps the moving means in 16 bits; None in the parameter's dtype.
+
+    Raises
+    ------
+    ArgumentError
+        A number is out of range (GC-OPTIMIZER).
+
+    See Also
+    --------
+    Adam : Without decay.
+
+    References
+    ----------
+    Loshchilov and Hutter, arXiv 1711.05101.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> from gpucoll.training import AdamW
+    >>> weights, optimizer = {"w": numpy.array([1.0])}, AdamW(lr=0.1, weight_decay=0.0)
+    >>> optimizer.step(weights, {"w": numpy.array([0.5])})
+    >>> weights["w"]
+    array([0.9])
+    """
 
     def __init__(self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 1e-2, moment_bits: int | None = None) -> None:

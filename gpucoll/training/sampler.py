@@ -15,8 +15,31 @@ class Sampler:
     The ranks, given the same other arguments, divide every batch and together take each sample exactly once in an
     epoch. The order depends on `seed` and the epoch only, so runs on any number of ranks take the same global batches.
     The last batch may be smaller, and the shares of ranks differ by at most one sample: weight a rank's gradient by the
-    number of its samples, not by batch / size. `shuffle=False` keeps the order of the indices.
+    number of its samples, not by batch / size.
 
+    Parameters
+    ----------
+    length : int
+        The number of samples.
+    rank : int
+        This rank.
+    size : int
+        The number of ranks.
+    batch : int
+        The number of samples of a batch, over all ranks.
+    seed : int, optional
+        The seed of the order.
+    shuffle : bool, optional
+        False keeps the order of the indices.
+
+    Raises
+    ------
+    ArgumentError
+        A number is out of range (GC-ARGUMENT).
+
+    Examples
+    --------
+    >>> from gpucoll.training import Sampler
     >>> [share.tolist() for share in Sampler(7, rank=0, size=2, batch=4, shuffle=False).epoch(0)]
     [[0, 1], [4, 5]]
     >>> [share.tolist() for share in Sampler(7, rank=1, size=2, batch=4, shuffle=False).epoch(0)]
@@ -35,7 +58,24 @@ class Sampler:
         return -(-self._length // self._batch)
 
     def epoch(self, number: int) -> Iterator[numpy.ndarray]:
-        """Yield this rank's indices of each batch of epoch `number`; an empty array if the batch is too small."""
+        """Yield this rank's indices of each batch of epoch `number`; an empty array if the batch is too small.
+
+        Parameters
+        ----------
+        number : int
+            The number of the epoch, from 0.
+
+        Yields
+        ------
+        array of int
+            The indices of this rank's samples.
+
+        Examples
+        --------
+        >>> from gpucoll.training import Sampler
+        >>> [share.tolist() for share in Sampler(4, rank=1, size=2, batch=2, shuffle=False).epoch(0)]
+        [[1], [3]]
+        """
         order = numpy.arange(self._length)
         if self._shuffle:
             numpy.random.default_rng([self._seed, number]).shuffle(order)

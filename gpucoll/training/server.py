@@ -29,14 +29,65 @@ HEADER_TAG, DATA_TAG = 0, 1  # tags of messages
 class ParameterServer:
     """Training of `parameters` on the last `servers` ranks of `comm`, by gradients from all other ranks, the workers.
 
-    `parameters` maps names to arrays, the same on all ranks; rank 0's values are broadcast. Each server keeps an equal
-    part of the bytes, in host memory, and the optimizer's state of this part. A worker can be `staleness` pushes ahead
-    of the slowest worker. With 0 a step uses the mean of one push from every worker. Otherwise every push is a step of
-    its own; with None no worker waits. With `may_lose_workers` the servers drop a worker that fails, or is silent for
-    half the communicator's timeout; until then the other workers may wait. Without `may_lose_workers` the server raises
-    the error. The constructor is a collective call. Raises ArgumentError and DtypeError for wrong arguments of this
-    rank, PeerError for wrong arguments of another rank, and MismatchError if names, shapes, dtypes or memories (host,
-    GPU) of the parameters differ between ranks.
+    Each server keeps an equal part of the bytes, in host memory, and the optimizer's state of this part. The
+    constructor is a collective call.
+
+    Parameters
+    ----------
+    parameters : mapping of str to array
+        The parameters by name, the same on all ranks; rank 0's values are broadcast.
+    comm : Communicator
+        The ranks of the training.
+    servers : int, optional
+        The number of servers.
+    optimizer : Optimizer
+        `SGD`, `Adam` or `AdamW`.
+    staleness : int or None, optional
+        The pushes that a worker can be ahead of the slowest worker. With 0 a step uses the mean of one push from every
+        worker. Otherwise every push is a step of its own; with None no worker waits.
+    may_lose_workers : bool, optional
+        The servers drop a worker that fails, or is silent for half the communicator's timeout; until then the other
+        workers may wait. False: the server raises the error.
+
+    Attributes
+    ----------
+    is_server : bool
+        Whether this rank is a server.
+    traffic : dict of str to int
+        Bytes of parameters and gradients, "in" and "out".
+
+    Raises
+    ------
+    ArgumentError or DtypeError
+        A wrong argument of this rank (GC-ARRAY, GC-NAME, GC-DEVICE, GC-DTYPE, GC-COMPRESSION, GC-OPTIMIZER).
+    PeerError
+        A wrong argument of another rank (GC-PEER).
+    MismatchError
+        Names, shapes, dtypes or memories (host, GPU) of the parameters differ between ranks.
+
+    See Also
+    --------
+    DataParallel : Without servers.
+
+    References
+    ----------
+    Li et al., OSDI 2014; for staleness Ho et al., NIPS 2013.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import SGD, ParameterServer
+    >>> def program(comm):
+    ...     training = ParameterServer({"w": numpy.zeros(1)}, comm, servers=1, optimizer=SGD(lr=1.0))
+    ...     if training.is_server:
+    ...         return training.serve()
+    ...     training.push({"w": numpy.array([comm.rank + 1.0])})
+    ...     found = training.pull()["w"]
+    ...     training.done()
+    ...     return found
+    >>> gc.run_local(program, 3)
+    [array([-1.5]), array([-1.5]), {'0': array([-1.5])}]
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, servers: int = 1, optimizer: Any = None,
@@ -81,7 +132,34 @@ class ParameterServer:
         return [bucket.row[owned(bucket.row.size, server, len(self._pairs))] for bucket in self._whole]
 
     def pull(self) -> Parameters:
-        """Overwrite this worker's parameters by the servers', and return them. Raises UsageError on a server."""
+        """Overwrite this worker's parameters by the servers', and return them.
+
+        Returns
+        -------
+        dict of str to array
+            The parameters.
+
+        Raises
+        ------
+        UsageError
+            This rank is a server (GC-USAGE).
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import SGD, ParameterServer
+        >>> def program(comm):
+        ...     training = ParameterServer({"w": numpy.zeros(1)}, comm, servers=1, optimizer=SGD(lr=1.0))
+        ...     if training.is_server:
+        ...         return training.serve()
+        ...     training.push({"w": numpy.array([comm.rank + 1.0])})
+        ...     found = training.pull()["w"]
+        ...     training.done()
+        ...     return found
+        >>> gc.run_local(program, 3)
+        [array([-1.5]), array([-1.5]), {'0': array([-1.5])}]
+        """
         self._only_workers("pull")
         # Ask all servers before the first answer: the servers prepare their answers at the same time.
         for pair in self._pairs:
@@ -96,7 +174,36 @@ class ParameterServer:
         return self.parameters
 
     def push(self, gradients: Mapping[str, Any]) -> None:
-        """Send this worker's gradients to the servers; raise ArgumentError for a missing gradient or a wrong shape."""
+        """Send this worker's gradients to the servers.
+
+        Parameters
+        ----------
+        gradients : mapping of str to array
+            The gradients by name.
+
+        Raises
+        ------
+        UsageError
+            This rank is a server (GC-USAGE).
+        ArgumentError
+            A gradient is missing (GC-NAME) or has a wrong shape (GC-SHAPE).
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import SGD, ParameterServer
+        >>> def program(comm):
+        ...     training = ParameterServer({"w": numpy.zeros(1)}, comm, servers=1, optimizer=SGD(lr=1.0))
+        ...     if training.is_server:
+        ...         return training.serve()
+        ...     training.push({"w": numpy.array([comm.rank + 1.0])})
+        ...     found = training.pull()["w"]
+        ...     training.done()
+        ...     return found
+        >>> gc.run_local(program, 3)
+        [array([-1.5]), array([-1.5]), {'0': array([-1.5])}]
+        """
         self._only_workers("push")
         for name in self.parameters:
             if name not in gradients:
@@ -112,7 +219,29 @@ class ParameterServer:
                 self.traffic["out"] += part.nbytes
 
     def done(self) -> None:
-        """Tell the servers that this worker makes no more calls."""
+        """Tell the servers that this worker makes no more calls.
+
+        Raises
+        ------
+        UsageError
+            This rank is a server (GC-USAGE).
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import SGD, ParameterServer
+        >>> def program(comm):
+        ...     training = ParameterServer({"w": numpy.zeros(1)}, comm, servers=1, optimizer=SGD(lr=1.0))
+        ...     if training.is_server:
+        ...         return training.serve()
+        ...     training.push({"w": numpy.array([comm.rank + 1.0])})
+        ...     found = training.pull()["w"]
+        ...     training.done()
+        ...     return found
+        >>> gc.run_local(program, 3)
+        [array([-1.5]), array([-1.5]), {'0': array([-1.5])}]
+        """
         self._only_workers("done")
         for pair in self._pairs:
             self._request(pair, FINISH)
@@ -125,7 +254,34 @@ class ParameterServer:
             raise UsageError(f"{call}: this rank is a server and calls serve() only")
 
     def serve(self) -> Parameters:
-        """Serve until every worker is done or lost; return this server's part. Raises UsageError on a worker."""
+        """Serve until every worker is done or lost; return this server's part.
+
+        Returns
+        -------
+        dict of str to array
+            This server's part of the parameters, flat: an array for each dtype.
+
+        Raises
+        ------
+        UsageError
+            This rank is a worker (GC-USAGE).
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import SGD, ParameterServer
+        >>> def program(comm):
+        ...     training = ParameterServer({"w": numpy.zeros(1)}, comm, servers=1, optimizer=SGD(lr=1.0))
+        ...     if training.is_server:
+        ...         return training.serve()
+        ...     training.push({"w": numpy.array([comm.rank + 1.0])})
+        ...     found = training.pull()["w"]
+        ...     training.done()
+        ...     return found
+        >>> gc.run_local(program, 3)
+        [array([-1.5]), array([-1.5]), {'0': array([-1.5])}]
+        """
         if not self.is_server:
             raise UsageError("serve: this rank is a worker and calls pull(), push() and done() only")
         self._shard.serve()

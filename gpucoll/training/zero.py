@@ -71,17 +71,60 @@ class _Compressed:
 class ZeRO(Averaging):
     """Training of `parameters` by `optimizer`, with the state of stage 1, 2 or 3 divided over the ranks of `comm`.
 
-    `parameters` maps names to contiguous arrays, the same on all ranks; rank 0's values are broadcast. In stages 1 and
-    2 a step updates the arrays in place. Stage 3 copies its shards and keeps no reference to the arrays, so a program
-    can free the arrays, and read values by `layer`.
+    In stages 1 and 2 a step updates the arrays in place. Stage 3 copies its shards and keeps no reference to the
+    arrays, so a program can free the arrays, and read values by `layer`.
 
     With a `partner`, another rank has a copy of this rank's shards: see `PartnerCopy`. If the `partner` of any rank has
     state of the training, the training continues from this state: parameters and optimizer are overwritten, and
-    `optimizer.steps` is the number of steps made before.
+    `optimizer.steps` is the number of steps made before. The constructor is a collective call.
 
-    The constructor is a collective call. Raises ArgumentError and DtypeError for wrong arguments of this rank,
-    PeerError for wrong arguments of another rank, MismatchError if names, shapes, dtypes or memories (host, GPU) of the
-    parameters differ between ranks, and BackendError if a rank was lost together with its copy.
+    Parameters
+    ----------
+    parameters : mapping of str to array
+        Contiguous arrays by name, the same on all ranks; rank 0's values are broadcast.
+    comm : Communicator
+        The ranks of the training.
+    optimizer : Optimizer
+        `SGD`, `Adam` or `AdamW`.
+    stage : int, optional
+        1, 2 or 3.
+    compression : Compression, Policy or None, optional
+        How the means are formed; None is `Exact`.
+    partner : PartnerCopy or None, optional
+        Keeps a copy of another rank's shards.
+
+    Raises
+    ------
+    ArgumentError or DtypeError
+        A wrong argument of this rank (GC-ARRAY, GC-NAME, GC-DEVICE, GC-DTYPE, GC-COMPRESSION, GC-OPTIMIZER).
+    PeerError
+        A wrong argument of another rank (GC-PEER).
+    MismatchError
+        Names, shapes, dtypes or memories (host, GPU) of the parameters differ between ranks.
+    BackendError
+        A rank was lost together with its copy (GC-PARTNER).
+
+    See Also
+    --------
+    DataParallel : All of the state on each rank.
+
+    References
+    ----------
+    Rajbhandari et al., arXiv 1910.02054.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> import gpucoll as gc
+    >>> from gpucoll.training import SGD, ZeRO
+    >>> def program(comm):
+    ...     weights = {"w": numpy.array([1.0, 2.0])}
+    ...     training = ZeRO(weights, comm, SGD(lr=1.0), stage=2)
+    ...     training.ready("w", numpy.full(2, comm.rank + 1.0))
+    ...     training.step()
+    ...     return weights["w"]
+    >>> gc.run_local(program, 2)[0]
+    array([-0.5,  0.5])
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, optimizer: Optimizer, stage: int = 1,
@@ -126,9 +169,33 @@ class ZeRO(Averaging):
         self._saving: Saving | None = None
 
     def ready(self, name: str, gradient: Any) -> None:
-        """Give the gradient of a parameter: an array of the parameter's shape and dtype, reusable after the call.
+        """Give the gradient of a parameter.
 
-        Raises ArgumentError or DtypeError for other arrays, an unknown name, and a gradient given before.
+        Parameters
+        ----------
+        name : str
+            The name of the parameter.
+        gradient : array
+            The gradient, of the parameter's shape and dtype; reusable after the call.
+
+        Raises
+        ------
+        ArgumentError or DtypeError
+            Another shape or dtype, an unknown name, or a gradient given before (GC-SHAPE, GC-DTYPE, GC-NAME).
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import SGD, ZeRO
+        >>> def program(comm):
+        ...     weights = {"w": numpy.array([1.0, 2.0])}
+        ...     training = ZeRO(weights, comm, SGD(lr=1.0), stage=2)
+        ...     training.ready("w", numpy.full(2, comm.rank + 1.0))
+        ...     training.step()
+        ...     return weights["w"]
+        >>> gc.run_local(program, 2)[0]
+        array([-0.5,  0.5])
         """
         array = like_parameter(name, gradient, self._like, self._comm)
         self._arrivals.check(name)
@@ -161,10 +228,28 @@ class ZeRO(Averaging):
             del self._open[number]
 
     def step(self) -> None:
-        """Make a step of the optimizer, after every gradient has been passed. A collective call.
+        """Make a step of the optimizer, after every gradient has been passed.
 
-        Raises ArgumentError if gradients of this rank are missing, PeerError on the other ranks. After an error the
-        parameters and the optimizer are unchanged.
+        A collective call. After an error the parameters and the optimizer are unchanged.
+
+        Raises
+        ------
+        ArgumentError
+            Gradients of this rank are missing (GC-NAME); PeerError on the other ranks.
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import SGD, ZeRO
+        >>> def program(comm):
+        ...     weights = {"w": numpy.array([1.0, 2.0])}
+        ...     training = ZeRO(weights, comm, SGD(lr=1.0), stage=2)
+        ...     training.ready("w", numpy.full(2, comm.rank + 1.0))
+        ...     training.step()
+        ...     return weights["w"]
+        >>> gc.run_local(program, 2)[0]
+        array([-0.5,  0.5])
         """
         if self._partner is not None and self._division is not None:
             self._partner._check(self._division)
@@ -192,11 +277,38 @@ class ZeRO(Averaging):
 
     @contextlib.contextmanager
     def layer(self, names: Iterable[str]) -> Iterator[Parameters]:
-        """Give the arrays of these parameters inside the context, for reading only. A collective call in stage 3.
+        """Give the arrays of these parameters inside the context, for reading only.
 
-        In stage 3 the arrays are gathered on entry and released at the end. Meanwhile the layer next in the order of
-        the last step is gathered. All ranks must give gradients and enter layers in the same order. Raises
-        ArgumentError for an unknown name.
+        A collective call in stage 3: the arrays are gathered on entry and released at the end. Meanwhile the layer next
+        in the order of the last step is gathered. All ranks must give gradients and enter layers in the same order.
+
+        Parameters
+        ----------
+        names : str or iterable of str
+            The names of the parameters.
+
+        Yields
+        ------
+        dict of str to array
+            The arrays by name.
+
+        Raises
+        ------
+        ArgumentError
+            An unknown name (GC-NAME).
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import SGD, ZeRO
+        >>> def program(comm):
+        ...     weights = {"w": numpy.array([1.0, 2.0])}
+        ...     training = ZeRO(weights, comm, SGD(lr=1.0), stage=3)
+        ...     with training.layer("w") as layer:
+        ...         return layer["w"].copy()
+        >>> gc.run_local(program, 2)[0]
+        array([1., 2.])
         """
         some = (names,) if isinstance(names, str) else tuple(names)
         for name in some:
@@ -212,7 +324,25 @@ class ZeRO(Averaging):
             self._layers.leave(weights)
 
     def memory(self) -> dict[str, int]:
-        """Return the bytes of "parameters", "gradients" and "optimizer" kept by this rank at present."""
+        """Return the bytes kept by this rank at present.
+
+        Returns
+        -------
+        dict of str to int
+            Bytes of "parameters", "gradients" and "optimizer".
+
+        Examples
+        --------
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import SGD, ZeRO
+        >>> def program(comm):
+        ...     weights = {"w": numpy.array([1.0, 2.0])}
+        ...     training = ZeRO(weights, comm, SGD(lr=1.0), stage=2)
+        ...     return training.memory()
+        >>> gc.run_local(program, 2)[0]
+        {'parameters': 16, 'gradients': 0, 'optimizer': 0}
+        """
         whole = self._own if self._stage == 3 else self.parameters
         gradients = [bucket.memory for bucket in self._open.values()]
         gradients += [] if self._stage == 1 else self._gradients.values()
@@ -221,12 +351,48 @@ class ZeRO(Averaging):
                 "gradients": sum(row.nbytes for row in gradients), "optimizer": sum(row.nbytes for row in states)}
 
     def save(self, folder: str | Path, *, async_op: bool = False) -> Saving:
-        """Write a checkpoint into `folder`, replacing an older checkpoint once complete. A collective call.
+        """Write a checkpoint into `folder`, replacing an older checkpoint once complete.
 
-        Every rank writes its shards. With `async_op` a copy of the shards is written during further training. The
-        checkpoint is valid after `wait` of the returned `Saving`, a collective call too; the next `save` calls `wait`
-        if the program has not. Raises ArgumentError if `folder` is not a path, BackendError if this rank cannot write,
-        PeerError on the other ranks.
+        A collective call: every rank writes its shards.
+
+        Parameters
+        ----------
+        folder : str or Path
+            The folder of the checkpoint.
+        async_op : bool, optional
+            Write a copy of the shards during further training.
+
+        Returns
+        -------
+        Saving
+            With `async_op` the checkpoint is valid after its `wait`, a collective call too; the next `save` calls
+            `wait` if the program has not.
+
+        Raises
+        ------
+        ArgumentError
+            `folder` is not a path (GC-FILE).
+        BackendError
+            This rank cannot write (GC-FILE); PeerError on the other ranks.
+
+        See Also
+        --------
+        load : Reads the checkpoint.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import SGD, ZeRO
+        >>> def program(comm, folder):
+        ...     training = ZeRO({"w": numpy.ones(3)}, comm, SGD(lr=1.0))
+        ...     training.save(folder)
+        ...     return ZeRO.load(folder, comm, SGD(lr=1.0), stage=2).parameters["w"]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     found = gc.run_local(lambda comm: program(comm, folder), 2)
+        >>> found[0]
+        array([1., 1., 1.])
         """
         # An unfinished saving would remove the new files as leftovers of an interrupted checkpoint.
         if self._saving is not None:
@@ -242,13 +408,58 @@ class ZeRO(Averaging):
     def load(cls, folder: str | Path, comm: Communicator, optimizer: Optimizer, stage: int = 1,
              compression: Compression | Policy | None = None, *, parameters: Mapping[str, Any] | None = None,
              partner: PartnerCopy | None = None) -> ZeRO:
-        """Return the training saved in `folder`, on any number of ranks and in any stage. A collective call.
+        """Return the training saved in `folder`, on any number of ranks and in any stage.
 
-        `parameters` are the arrays to write into; with None, new NumPy arrays become the result's `parameters`. If the
-        number of ranks has changed, each rank gets the mean of the saved residuals of a `compression`. The loaded state
-        takes the place of the state in a `partner`. Raises BackendError, naming the file, for a missing or damaged file
-        (PeerError on other ranks), and ArgumentError if the names, shapes or dtypes of `parameters`, or the kind of
-        optimizer, differ from the checkpoint.
+        A collective call. If the number of ranks has changed, each rank gets the mean of the saved residuals of a
+        `compression`. The loaded state takes the place of the state in a `partner`.
+
+        Parameters
+        ----------
+        folder : str or Path
+            The folder of the checkpoint.
+        comm : Communicator
+            The ranks of the training.
+        optimizer : Optimizer
+            `SGD`, `Adam` or `AdamW`.
+        stage : int, optional
+            1, 2 or 3.
+        compression : Compression, Policy or None, optional
+            How the means are formed; None is `Exact`.
+        parameters : mapping of str to array, or None, optional
+            The arrays to write into; with None, new NumPy arrays become the result's ``parameters``.
+        partner : PartnerCopy or None, optional
+            Keeps a copy of another rank's shards.
+
+        Returns
+        -------
+        ZeRO
+            The training.
+
+        Raises
+        ------
+        BackendError
+            A file is missing or damaged; the error names it (GC-FILE); PeerError on other ranks.
+        ArgumentError
+            The names, shapes or dtypes of `parameters`, or the kind of optimizer, differ from the checkpoint (GC-FILE).
+
+        See Also
+        --------
+        save : Writes the checkpoint.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> from gpucoll.training import SGD, ZeRO
+        >>> def program(comm, folder):
+        ...     training = ZeRO({"w": numpy.ones(3)}, comm, SGD(lr=1.0))
+        ...     training.save(folder)
+        ...     return ZeRO.load(folder, comm, SGD(lr=1.0), stage=2).parameters["w"]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     found = gc.run_local(lambda comm: program(comm, folder), 2)
+        >>> found[0]
+        array([1., 1., 1.])
         """
         check_optimizer("load", optimizer)
         found = Checkpoint(folder, comm)

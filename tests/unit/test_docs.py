@@ -28,7 +28,7 @@ CODE = re.compile(r"GC-[A-Z0-9][A-Z0-9-]*")
 MOST_CODES = 70  # a code tells apart what programs and people treat differently
 
 
-def test_doctests():
+def test_doctests(own_algorithms):
     modules = map(importlib.import_module, ("gpucoll", "harness.grids", *MODULES))
     assert not [module.__name__ for module in modules if doctest.testmod(module).failed]
 

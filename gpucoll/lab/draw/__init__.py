@@ -25,10 +25,40 @@ MOST_CELLS = {"html": 8_000_000, "svg": 100_000}  # states of chunks
 
 def draw(algorithm: str, collective: str = "all_reduce", *, size: int = 8, root: int = 0, segments: int = 1,
          form: str = "html") -> str:
-    """Return the text of a file with all ranks' schedules, `form` "html" or "svg"; the schedules are proved first.
+    """Return the text of a file with all ranks' schedules; the schedules are proved first.
 
-    Raises ArgumentError for unknown names, and with code GC-DRAW for drawings too large to read.
+    Parameters
+    ----------
+    algorithm : str
+        A name from `gpucoll.algorithms`.
+    collective : str, optional
+        The name of the collective.
+    size : int, optional
+        The number of ranks.
+    root : int, optional
+        The root of a rooted collective.
+    segments : int, optional
+        The number of messages for a rank's part (pipelining).
+    form : {"html", "svg"}, optional
+        A page that steps through the rounds, or a picture.
 
+    Returns
+    -------
+    str
+        The text of the file.
+
+    Raises
+    ------
+    ArgumentError
+        An unknown name (GC-ALGO, GC-COLLECTIVE), or a drawing too large to read (GC-DRAW).
+
+    See Also
+    --------
+    gpucoll.draw : For notebooks.
+
+    Examples
+    --------
+    >>> from gpucoll.lab.draw import draw
     >>> draw("ring", size=2, form="svg")[:40]
     '<svg xmlns="http://www.w3.org/2000/svg" '
     """
