@@ -26,7 +26,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 
 from faults import tables
-from faults.tables import BY_NIGHTLY_TESTS, PLANTED, ROOT, Fault, faults, place_of, planted, row_of, written
+from faults.tables import BY_NIGHTLY_TESTS, PLANTED, ROOT, Fault, planted, row_of, written
 from gpucoll.device import CompileError
 from harness import extension, reporting
 from harness.grids import SHARE as SHARES
@@ -55,9 +55,9 @@ def own_tests(fault):
 
 def plant(fault, tree):
     """Plant the fault into the tree; raise LookupError unless its text is found exactly once."""
-    for old, new in fault.changes:
-        place = place_of(fault, old, tree)
-        place.write_text(place.read_text().replace(old, new))
+    if fault.changes:
+        place = tree / fault.file
+        place.write_text(tables.changed(place.read_text(), fault.changes))
 
 
 def copy_tree(tree):
@@ -148,7 +148,7 @@ def main():
     parser.add_argument("--list", action="store_true", help="name the faults and stop")
     parser.add_argument("--record", action="store_true", help="note which tests caught the faults, for the next time")
     options = parser.parse_args()
-    chosen = [fault for fault in faults() if fault.kind not in BY_NIGHTLY_TESTS
+    chosen = [fault for fault in planted() if fault.kind not in BY_NIGHTLY_TESTS
               and fnmatch.fnmatch(name_of(fault), options.only)]
     if options.rows:
         chosen = [fault for fault in chosen if row_of(fault) in map(int, options.rows.split(","))]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from faults import engine_mutants
+from faults import tables
 from gpucoll.device.sources import inlined
 from harness import extension
 from harness.jobs import launch, run_job
@@ -20,11 +20,10 @@ PROGRAMS = Path(__file__).parents[1] / "mixture.py"
 # Runs the programs on an engine built here, from sources with some texts changed.
 ENGINE = """
 import json, runpy, sys
-from faults import engine_mutants
 from harness import extension
 changes, path = json.loads(sys.argv[1]), sys.argv[2]
 del sys.argv[:2]
-with extension.serving(extension.built(engine_mutants.changed(changes), "-O3")):
+with extension.serving(extension.built(extension.changed(changes), "-O3")):
     runpy.run_path(path, run_name="__main__")
 """
 
@@ -124,9 +123,9 @@ def test_a_message_freed_too_early_is_seen(binding):
 
 
 @pytest.mark.mutant
-@pytest.mark.parametrize("said", engine_mutants.SANITIZED)
+@pytest.mark.parametrize("said", tables.of_kinds("sanitizer"))
 def test_what_is_wrong_is_seen(environment, said):
-    changes = engine_mutants.SANITIZED[said].changes
+    changes = tables.of_kinds("sanitizer")[said].changes
     job = sanitized(environment, 4, "-c", ENGINE, json.dumps(changes), PROGRAMS, "--programs", "8", "--steps", "100",
                     "--executors", "shared", "--seed", "1")
     assert job.returncode != 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine import allocations
-from faults import engine_mutants
+from faults import tables
 from gpucoll.device.store import recipe, user_store
 from gpucoll.executors.engine import library
 from harness.grids import sampled
@@ -24,9 +24,8 @@ CHANGED = f"""
 import json, sys
 sys.path.insert(0, {str(PROGRAM.parents[1])!r})
 from engine import allocations
-from faults import engine_mutants
 from harness import extension
-with extension.serving(extension.built(engine_mutants.changed(json.loads(sys.argv[1])))):
+with extension.serving(extension.built(extension.changed(json.loads(sys.argv[1])))):
     sys.exit(allocations.main(sys.argv[2]))
 """
 
@@ -63,8 +62,8 @@ def test_a_message_without_memory_is_a_typed_error(mpiexec, kind):
 
 @pytest.mark.nightly
 @pytest.mark.mutant
-@pytest.mark.parametrize("name", engine_mutants.MEMORY)
+@pytest.mark.parametrize("name", tables.of_kinds("memory"))
 def test_an_engine_that_bears_none_is_noticed(mpiexec, name):
-    mutant = engine_mutants.MEMORY[name]
-    job = carried_out(mutant.body, "-c", CHANGED, json.dumps(mutant.changes))
+    mutant = tables.of_kinds("memory")[name]
+    job = carried_out(mutant.caught, "-c", CHANGED, json.dumps(mutant.changes))
     assert job.returncode != 0, job.stdout

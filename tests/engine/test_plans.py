@@ -10,7 +10,7 @@ import pytest
 
 import gpucoll as gc
 from engine import written
-from faults import engine_mutants
+from faults import tables
 from gpucoll.algorithms import find, registry, schedule
 from gpucoll.executors.engine.extension import library
 from gpucoll.executors.engine.neighbours import SMALL, TINY, head_bytes
@@ -94,9 +94,9 @@ def test_plans_with_something_wrong_do_no_harm(count):
 
 @pytest.mark.nightly
 @pytest.mark.mutant
-@pytest.mark.parametrize("name", engine_mutants.PLANS)
+@pytest.mark.parametrize("name", tables.of_kinds("plan"))
 def test_what_is_not_checked_is_noticed(name):
-    (old, new), = engine_mutants.PLANS[name].changes
+    (old, new), = tables.of_kinds("plan")[name].changes
     command = [sys.executable, "-c", CHANGED, old, new]
     assert any(run_job([*command, str(seed), "20000"], 600).returncode for seed in range(8))
 

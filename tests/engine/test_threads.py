@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 from engine import written
-from faults import engine_mutants
+from faults import tables
 from gpucoll.arrays.segments import Copier
 from gpucoll.device import sources
 from gpucoll.device.store import OPTIONS, recipe, user_store
@@ -122,10 +122,10 @@ def test_ranks_that_are_held_back_are_waited_for(carries_out, way, size, names):
 
 @pytest.mark.nightly
 @pytest.mark.mutant
-@pytest.mark.parametrize("name", engine_mutants.ORDERS | engine_mutants.BEHIND)
+@pytest.mark.parametrize("name", tables.of_kinds("order", "behind"))
 def test_a_rank_that_is_not_waited_for_is_noticed(carries_out, name):
     """The test of the default tier notices the missing wait, with the first programs drawn or with later ones."""
-    changes = (engine_mutants.ORDERS | engine_mutants.BEHIND)[name].changes
+    changes = tables.of_kinds("order", "behind")[name].changes
     jobs = (in_turns(carries_out, f"sound{number or ''}", *one, changes=changes)
             for number in range(MOST_DRAWS) for one in TURNS)
     assert any(job.returncode for job in jobs)
@@ -133,10 +133,10 @@ def test_a_rank_that_is_not_waited_for_is_noticed(carries_out, name):
 
 @pytest.mark.nightly
 @pytest.mark.mutant
-@pytest.mark.parametrize("name", engine_mutants.RACES)
+@pytest.mark.parametrize("name", tables.of_kinds("thread"))
 def test_a_race_is_seen(carries_out, name):
     """A program has one kind of call: with several, unlike signatures could reveal the fault without a race."""
-    random, changes = generator(f"race/{name}"), engine_mutants.RACES[name].changes
+    random, changes = generator(f"race/{name}"), tables.of_kinds("thread")[name].changes
     for number in range(150):  # many programs, as the threads of ranks rarely meet on a busy machine
         program = written.program(random, 3, 1, 1000, names=written.ONE_WAY, alike=number % 2 > 0)
         with contextlib.suppress(JobTimeout):  # ranks out of step may wait for ever
@@ -148,10 +148,10 @@ def test_a_race_is_seen(carries_out, name):
 
 @pytest.mark.nightly
 @pytest.mark.mutant
-@pytest.mark.parametrize("name", engine_mutants.BEYOND)
+@pytest.mark.parametrize("name", tables.of_kinds("address"))
 def test_bytes_beyond_the_end_are_seen(carries_out, name):
     """Programs have few kinds of calls: memory left by a larger call would hide a smaller call's overrun."""
-    random = generator(f"beyond/{name}")
-    jobs = (carries_out("address,undefined", written.program(random, 3, 3, 60), engine_mutants.BEYOND[name].changes)
+    random, changes = generator(f"beyond/{name}"), tables.of_kinds("address")[name].changes
+    jobs = (carries_out("address,undefined", written.program(random, 3, 3, 60), changes)
             for _ in range(300))  # up to the first that sees them
     assert any(job.returncode == FAILED and "AddressSanitizer" in job.stderr for job in jobs)

@@ -2,23 +2,17 @@
 
 `planted.diff` has the faults of the product: below the name of a file, `@@ kind: name @@ the test that catches it`,
 then the lines with the old text and with the new. A text may begin and end within a line. A fault of a row of the
-catalogue has `row` and its number for the test. The faults of the engine and of the peer kernels are beside the tests
-that plant these. `mutation.py` plants the faults one by one and runs the default tier. The kinds in `BY_NIGHTLY_TESTS`
-are left to nightly tests planting these faults themselves. `misplaced` quickly finds faults with missing texts.
+catalogue has `row` and its number for the test. `mutation.py` plants the faults one by one and runs the default tier.
+The kinds in `BY_NIGHTLY_TESTS` are left to nightly tests planting these faults themselves (`of_kinds`): in place of the
+test, such a fault names the program or the check that must fail, a program of ranks with their number and arguments.
+`misplaced` quickly finds faults with missing texts.
 """
 
 import itertools
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-for folder in ("tests/kernels", "tests"):
-    sys.path.insert(0, str(ROOT / folder))
-
-from faults import engine_mutants  # noqa: E402 (the path comes first)
-from peer import mutants as peer_mutants  # noqa: E402
-
 PLANTED, CATALOGUE = (Path(__file__).parents[1] / name for name in ("planted.diff", "catalogue.txt"))
 # Kinds planted by nightly tests: some faults are visible only to a sanitizer or a browser.
 BY_NIGHTLY_TESTS = {"race", "thread", "address", "sanitizer", "page", "peer", "engine", "eager", "order", "behind",
@@ -26,13 +20,13 @@ BY_NIGHTLY_TESTS = {"race", "thread", "address", "sanitizer", "page", "peer", "e
 
 
 class Fault(NamedTuple):
-    """`changes` are pairs of old and new texts in `file`; without a file: in the file of kernels/ with the text."""
+    """`changes` are pairs of old and new texts in `file`."""
 
     kind: str
     name: str
     changes: "tuple[tuple[str, str], ...]"
     file: str = ""
-    caught: str = ""  # the test that catches the fault, as last recorded, or the row of the catalogue
+    caught: str = ""  # the test that catches the fault, as last recorded, or the row of the catalogue, or a program
 
 
 def planted(text=None):
@@ -76,32 +70,27 @@ def tests_of(row):
     return [one for one in row if not one.startswith("open: ")]
 
 
-def faults():
-    """Yield the faults of every table of the repository."""
-    yield from planted()
-    for kind, table in (("peer", peer_mutants.MUTANTS), ("race", peer_mutants.RACES)):
-        yield from (Fault(kind, name, ((mutant.old, mutant.new),)) for name, mutant in table.items())
-    for kind, table in engine_mutants.TABLES.items():
-        yield from (Fault(kind, name, mutant.changes) for name, mutant in table.items())
+def of_kinds(*kinds):
+    """Return the faults of these kinds, by name."""
+    return {fault.name: fault for fault in planted() if fault.kind in kinds}
 
 
-def place_of(fault, old, tree=ROOT):
-    """Return the file with a text of the fault; raise LookupError unless the text is found exactly once."""
-    files = [tree / fault.file] if fault.file else [path for path in (tree / "kernels").rglob("*.*") if path.is_file()]
-    counts = {path: path.read_text().count(old) for path in files if path.is_file()}
-    if sum(counts.values()) != 1:
-        raise LookupError(f"{fault.kind}: {fault.name}: {old!r} stands {sum(counts.values())} times in "
-                          f"{fault.file or 'kernels/'}")
-    return max(counts, key=counts.get)
+def changed(source, changes):
+    """Return a source with the changes; raise LookupError for an old text that it does not have exactly once."""
+    for old, new in changes:
+        if source.count(old) != 1:
+            raise LookupError(f"{old!r} stands {source.count(old)} times in the source")
+        source = source.replace(old, new)
+    return source
 
 
 def misplaced(some):
     """Yield a line for each text of these faults not found exactly once, or left unchanged by the fault."""
     for fault in some:
         for old, new in fault.changes:
-            try:
-                place_of(fault, old)
-            except LookupError as error:
-                yield str(error)
+            place = ROOT / fault.file
+            count = place.read_text().count(old) if place.is_file() else 0
+            if count != 1:
+                yield f"{fault.kind}: {fault.name}: {old!r} stands {count} times in {fault.file}"
             if old == new:
                 yield f"{fault.kind}: {fault.name}: changes nothing"

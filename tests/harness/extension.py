@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy
 
+from faults import tables
 from gpucoll.device.sources import folder, inlined
 from gpucoll.device.store import compile_shared, recipe, user_store
 from gpucoll.executors import engine
@@ -23,6 +24,11 @@ FOLDERS = ["-DGC_ONE_VERSION", *[f"-I{place}" for place in (sysconfig.get_paths(
 def text():
     """Return the engine's sources as one text."""
     return inlined(FIRST_SOURCE, set())
+
+
+def changed(changes):
+    """Return the engine's sources as one text, with planted faults."""
+    return tables.changed(text(), changes)
 
 
 def compiled(source, *options, place=None):
