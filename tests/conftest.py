@@ -38,7 +38,7 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)  # before the header is printed, and after pytest has created its printers
 def pytest_sessionstart(session):
     is_worker = hasattr(session.config, "workerinput")  # of xdist
-    plugin = reporting.Starts() if is_worker else reporting.Reporter(session.config)
+    plugin = reporting.Starts() if is_worker else reporting.Reporter()
     session.config.pluginmanager.register(plugin, "gpucoll-reporting")
 
 

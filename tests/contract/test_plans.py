@@ -34,20 +34,6 @@ def calls_again(comm):
     assert (found.view(oracle.kind("float8_e4m3fn")) == comm.size).all()
 
 
-def small(comm):
-    """Small calls come again, in place or not, on new arrays every time."""
-    for algorithm in ("ring", "tree", "star"):
-        for repeat in range(7):
-            x = numpy.arange(257, dtype=numpy.float32) * (repeat + 1) + comm.rank
-            total = sum(numpy.arange(257, dtype=numpy.float32) * (repeat + 1) + rank for rank in range(comm.size))
-            in_place = (repeat + comm.rank) % 3 == 0
-            found = comm.all_reduce(x, out=x if in_place else None, algorithm=algorithm)
-            assert oracle.same_bits(found, total), repeat
-            y = comm.broadcast(numpy.full(31, comm.rank), repeat % comm.size)
-            assert (y == repeat % comm.size).all()
-            comm.barrier()
-
-
 def content(comm, turn, shape):
     count = int(numpy.prod(shape))
     return (numpy.arange(count, dtype=numpy.int64) * (comm.rank + 3) + 1000 * turn + comm.rank).reshape(shape)
@@ -132,7 +118,7 @@ def planned_messages(comm):
             comm.plan(name, **({"x": x} if name != "recv" else {}), **arguments)
 
 
-PROGRAMS = (planned_messages, calls_again, small, plans, plans_refused, explained)
+PROGRAMS = (planned_messages, calls_again, plans, plans_refused, explained)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

@@ -65,19 +65,6 @@ def test_an_exscan_in_place(count):
     on_threads(4, exscan_in_place, count, executor="shared")
 
 
-def many_broadcasts(comm, count):
-    """The root waits for no receiver and runs far ahead; the root's array, only read, may be read-only."""
-    for number in range(100):
-        x = numpy.full(count, number if comm.rank == 0 else -1)
-        x.flags.writeable = comm.rank != 0
-        assert (comm.broadcast(x, algorithm="linear") == number).all()
-
-
-@pytest.mark.parametrize("count", [7, 5000])
-def test_a_root_that_runs_ahead(count):
-    on_threads(4, many_broadcasts, count, executor="shared")
-
-
 def long_copies(comm, count):
     """Results written past the caches are right at every offset in a cache line, ends included."""
     for shift, collective in enumerate(("broadcast", "all_gather", "all_to_all")):

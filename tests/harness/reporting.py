@@ -1,4 +1,4 @@
-"""Reports during a run of the tests: a record with each result as it happens, and the progress on a terminal.
+"""Reports during a run of the tests: a record with each result as it happens.
 
 The first process of a run reports: pytest-xdist passes on the results of the workers. Only the starts of tests are
 written by the workers themselves, since workers may be killed. A line of the record is `started`, `passed`, `failed` or
@@ -6,8 +6,6 @@ written by the workers themselves, since workers may be killed. A line of the re
 """
 
 import os
-import shutil
-import time
 from collections import Counter
 
 import pytest
@@ -59,20 +57,10 @@ class Starts(Clock):
 class Reporter(Clock):
     """In the first process of a run."""
 
-    def __init__(self, config):
+    def __init__(self):
         super().__init__()
         self.ledger = budgets.Ledger()
-        self.terminal = config.pluginmanager.get_plugin("terminalreporter")
-        self.live = self.terminal is not None and self.terminal.isatty and config.option.verbose <= 0
-        self.live = self.live and config.option.capture != "no"
-        self.outcomes, self.done, self.failed, self.total = {}, 0, 0, 0
-        self.began = self.shown = time.monotonic()
-
-    def pytest_xdist_node_collection_finished(self, ids):
-        self.total, self.began = len(ids), time.monotonic()
-
-    def pytest_collection_finish(self, session):
-        self.total, self.began = len(session.items), time.monotonic()
+        self.outcomes, self.failed = {}, 0
 
     def pytest_collectreport(self, report):
         if not report.passed:
@@ -80,7 +68,6 @@ class Reporter(Clock):
 
     def pytest_runtest_logstart(self, nodeid):
         write("started", nodeid)
-        self.show(nodeid)
 
     def pytest_runtest_logreport(self, report):
         """Record a failed test at once: the process of the test may not reach its end."""
@@ -89,51 +76,20 @@ class Reporter(Clock):
             if self.outcomes.get(report.nodeid) != "failed":
                 self.failed += 1
                 write("failed", report.nodeid)
-                self.tell(report)
             self.outcomes[report.nodeid] = "failed"
         elif report.skipped:
             self.outcomes.setdefault(report.nodeid, "skipped")
 
     def pytest_runtest_logfinish(self, nodeid):
-        self.done += 1
         outcome = self.outcomes.pop(nodeid, "passed")
         if outcome != "failed":
             write(outcome, nodeid)
-        self.show(nodeid)
-
-    # On a terminal: a line for each failure, and below a progress line, redrawn, instead of dots.
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_report_teststatus(self, report):
-        """Print no dot for passed tests."""
-        if self.live and (report.passed or (report.skipped and not hasattr(report, "wasxfail"))):
-            return (report.outcome if report.skipped or report.when == "call" else ""), "", ""
-        return None
-
-    def tell(self, report):
-        if self.live:
-            lines = str(getattr(report.longrepr, "reprcrash", None) or report.longrepr or "").splitlines()
-            self.terminal.rewrite(f"FAILED {report.nodeid}: {lines[0] if lines else ''}", erase=True, red=True)
-            self.terminal.write("\n")
-
-    def show(self, name):
-        now = time.monotonic()
-        if self.live and self.total and now > self.shown + 0.2:
-            rate = self.done / (now - self.began)
-            left = f"{(self.total - self.done) / rate / 60:.1f} minutes left" if self.done else ""
-            line = (f"{self.done}/{self.total} tests  {100 * self.done // self.total} %  {rate:.1f}/s  {left}  "
-                    f"{self.failed} failed  {name}")
-            self.terminal.rewrite(line[: shutil.get_terminal_size().columns - 1], erase=True)
-            self.shown = now
 
     def pytest_sessionfinish(self, session):
         if session.exitstatus == 0 and self.ledger.far_over():
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter):
-        if self.live:
-            terminalreporter.rewrite("", erase=True)
-            terminalreporter.line("")
         if RECORD in os.environ:  # set by scripts/test
             terminalreporter.section("what took longest, and the folders' budgets")
             terminalreporter.write("".join(f"{line}\n" for line in self.ledger.lines()))

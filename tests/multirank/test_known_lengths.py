@@ -22,7 +22,7 @@ def block(rank, other, length, turn):
     return numpy.arange(2.0 * length).reshape(length, 2) + 100 * rank + 1000 * other + turn
 
 
-def call(comm, name, lengths, turn):
+def call(comm, name, lengths, turn, root=0, op="sum"):
     """Make a call with lengths by sender and receiver, and compare the result with what the ranks have sent."""
     rank, everyone = comm.rank, range(comm.size)
     name, has_counts, _ = name.partition(" by counts")
@@ -31,20 +31,20 @@ def call(comm, name, lengths, turn):
         found = comm.all_gather_v(block(rank, 0, lengths[rank][0], turn), **more)
         expected = [block(one, 0, lengths[one][0], turn) for one in everyone]
     elif name == "gather_v":
-        found = comm.gather_v(block(rank, 0, lengths[rank][0], turn), comm.size - 1, **more) or []
-        expected = [block(one, 0, lengths[one][0], turn) for one in everyone if rank == comm.size - 1]
+        found = comm.gather_v(block(rank, 0, lengths[rank][0], turn), comm.size - 1 - root, **more) or []
+        expected = [block(one, 0, lengths[one][0], turn) for one in everyone if rank == comm.size - 1 - root]
     elif name == "all_to_all_v":
         found = comm.all_to_all_v([block(rank, one, lengths[rank][one], turn) for one in everyone])
         expected = [block(one, rank, lengths[one][rank], turn) for one in everyone]
     elif name == "scatter_v":
-        given = [block(0, one, lengths[0][one], turn) for one in everyone]  # ignored on other ranks than the root
-        found = [comm.scatter_v(given if rank == 0 or turn % 2 else None)]
-        expected = [block(0, rank, lengths[0][rank], turn)]
+        given = [block(root, one, lengths[0][one], turn) for one in everyone]  # ignored on other ranks than the root
+        found = [comm.scatter_v(given if rank == root or turn % 2 else None, root)]
+        expected = [block(root, rank, lengths[0][rank], turn)]
     else:
         counts = lengths[0]
-        found = [comm.reduce_scatter_v(block(rank, 0, sum(counts), turn), counts)]
-        begin = sum(counts[:rank])
-        expected = [sum(block(one, 0, sum(counts), turn) for one in everyone)[begin:begin + counts[rank]]]
+        found, begin = [comm.reduce_scatter_v(block(rank, 0, sum(counts), turn), counts, op)], sum(counts[:rank])
+        rows = numpy.stack([block(one, 0, sum(counts), turn) for one in everyone])
+        expected = [getattr(rows, op)(0)[begin:begin + counts[rank]]]
     assert [one.tolist() for one in found] == [one.tolist() for one in expected], (name, turn)
 
 
@@ -221,7 +221,8 @@ def changing_lengths(comm):
     random = generator("known lengths")
     few = [[[random.choice((3, 3, 3, 1, 5)) for _ in range(comm.size)] for _ in range(comm.size)] for _ in range(4)]
     for turn in range(600):
-        call(comm, random.choice(NAMES), few[min(3, int(random.expovariate(1.5)))], turn)
+        call(comm, random.choice(NAMES), few[min(3, int(random.expovariate(1.5)))], turn, random.choice((0, 0, 1)),
+             random.choice(("sum", "sum", "max")))
 
 
 @on_shared

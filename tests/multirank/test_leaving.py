@@ -119,15 +119,6 @@ def test_a_thread_that_leaves_is_named(place, size):
     check(found, place, 0)
 
 
-def test_ranks_of_run_local_are_named():
-    def program(comm):
-        for _ in range(3 + (comm.rank != 0)):
-            comm.all_reduce(numpy.ones(9))
-
-    with pytest.raises(gc.RankFailedError, match=r"rank 0 has closed the communicator after its call 3 \(.*\.py:\d+\)"):
-        gc.run_local(program, 3, timeout=seconds(60))
-
-
 def test_a_root_that_was_ahead_is_told_at_the_end(mpiexec, tmp_path):
     """The root of short broadcasts waits for no rank: only `close` tells of calls that no other rank has made."""
     program = tmp_path / "ahead.py"
@@ -159,24 +150,6 @@ def test_a_refused_call_is_no_unlike_number_of_calls():
                     comm.all_reduce(numpy.ones(3), algorithm="rng")
 
     gc.run_local(program, 3, timeout=seconds(60))
-
-
-def test_an_exception_on_its_way_is_not_replaced(mpiexec, tmp_path):
-    program = tmp_path / "finally.py"
-    program.write_text("""
-import numpy, sys
-import gpucoll as gc
-comm = gc.init(timeout=60)
-try:
-    if comm.rank == 1:
-        raise RuntimeError("data loader failed")
-    comm.all_reduce(numpy.ones(4))
-finally:
-    comm.close()
-""")
-    job = mpiexec(3, sys.executable, program, timeout=seconds(60))
-    assert job.returncode != 0
-    assert "RuntimeError: data loader failed" in job.stderr or "rank 1" in job.stderr
 
 
 def test_threads_that_compute_are_said_to_compute():

@@ -11,13 +11,11 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.algorithms import algorithms, registry, schedule
-from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Send
 from gpucoll.lab.draw import draw, view
 from gpucoll.lab.draw.record import NO_CONTENT
 from harness.grids import sampled
-from harness.refusals import refused
 from oracles.counting import count
 
 NAMES = list(registry())
@@ -76,16 +74,6 @@ def test_nothing_is_asked_for_from_elsewhere_and_the_policy_allows_the_pages_own
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1].split("; ")
     assert {"default-src 'none'", f"script-src 'sha256-{digest}'"} <= set(policy)
     assert "{{" not in html.replace(script, ""), "every blank is filled"
-
-
-def test_wrong_arguments_are_one_line(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for words, said in (
-            ("rng -o x.html", "did you mean ring"), ("ring -o x.png", ".html page or an .svg picture"), ("ring", "-o"),
-            ("ring -o x.html --ranks 65", "65 ranks"), ("ring -o x.html --ranks 64 --segments 9", "576 chunks"),
-            ("ring -o no/x.svg", "cannot write no/x.svg"), ("ring -o x.svg --ranks 64", "states of chunks in an .svg")):
-        assert said in refused(capsys, main, ["draw", *words.split()], "gpucoll draw")
-        assert list(tmp_path.iterdir()) == []
 
 
 def test_a_notebook_shows_a_drawing_by_one_call(tmp_path):

@@ -270,25 +270,6 @@ def test_a_wrong_file_is_refused_in_a_sentence(tmp_path, capsys, text, said):
     assert said in refused(capsys, main, ["bound", str(file), "all_gather"], "gpucoll bound: ")
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["bound", "dgx11", "all_gather"], "no graph is named 'dgx11'; did you mean dgx1?"),
-    (["bound", "torus(4x4)", "scan"], "no bound is known for scan"),
-    (["bound", "torus(4x4)", "all_gathr"], "did you mean all_gather"),
-    (["bound", "torus(1x1)", "all_gather"], "torus takes 1 to 3 sides, and 1024 ranks at most"),
-    (["bound", "dgx1(0)", "all_gather"], "dgx1 takes a number of boxes from 1 to 128"),
-    (["bound", "torus(4x4, GBps=0)", "all_gather"], "GBps 0 is no bandwidth"),
-    (["bound", "ring(4)", "gather", "--root", "4"], "root 4 is not in 0..3"),
-    (["bound", "nothere.toml", "gather"], "cannot read graph nothere.toml"),
-    (["synthesize", "ring(4)", "scan"], "no algorithm is synthesised for scan"),
-    (["synthesize", "ring(4)", "all_gather", "-o", "x.txt"], "x.txt ends neither in .py nor in .xml"),
-    (["synthesize", "ndv2(4)", "all_gather", "--time-limit", "0"], "no trees were found within the time limit"),
-    (["simulate", "all_reduce", "1M", "--topology", "ring(4)", "--ranks", "8"], "has 4 ranks, not 8")])
-def test_wrong_arguments_are_refused_in_a_sentence(tmp_path, monkeypatch, capsys, words, said):
-    monkeypatch.chdir(tmp_path)
-    assert said in refused(capsys, main, words, f"gpucoll {words[0]}: ")
-    assert not [*tmp_path.iterdir()]
-
-
 def test_messages_on_one_link_share_it_and_equal_ways_share_the_bytes():
     crossbar, square = load_links("crossbar(3, GBps=1, us=1)"), load_links("ring(4, GBps=1, us=1)")
     assert simulate("all_gather", "direct", 3, 3 * 10**6, crossbar).seconds == pytest.approx(2e-3 + 1e-6)

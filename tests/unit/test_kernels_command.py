@@ -15,7 +15,6 @@ from gpucoll.device.store import Store
 from gpucoll.transport.rendezvous import becomes
 from harness.jobs import JOB_MARK, marked
 from harness.pace import seconds
-from harness.refusals import refused
 
 ROOT = Path(__file__).parents[2]
 FEW = {"cast": [sources.instance("cast", DTYPES["float32"], DTYPES["float16"])],
@@ -74,16 +73,6 @@ def test_a_failure_names_kernel_compiler_and_line(capsys, monkeypatch, release):
     assert (record["nvrtc"], record["failed"]) == (release, 2)
     first = record["kernels"][0]
     assert (first["line"], first["registers"], first["spills"]) == ("unknown x;", None, None)
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    ("--arch sm_61", "compute capability 7.0"),
-    ("--arch sm_90,90", "does not compile for 90"),
-    ("--arch sm_90 --nvrtc 11", "neither 12 nor 13 nor an existing library"),
-    ("--arch sm_90 --nvrtc /etc/passwd", "no NVRTC can be loaded from /etc/passwd"),
-    ("--arch sm_90 -j 0", "'0' is not a whole number of at least 1"), ("--arch sm_90 -j x", "'x' is not a whole")])
-def test_wrong_arguments_are_refused_in_one_line(capsys, words, said):
-    assert said in refused(capsys, main, ["kernels", *words.split()], "gpucoll kernels: ")
 
 
 # The emulation compiles GPU code by g++; the cache key of the result is formed as for NVRTC.

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import re
+import shlex
 
 import pytest
 from gpucoll.bench import arguments as bench
@@ -61,14 +62,51 @@ def test_ranges_of_numbers_end():
             size_range(text)
 
 
-@pytest.mark.parametrize("words", ["precheck -n 2 nofile.py", "draw nofile.xml -o x.svg", "simulate all_reduc",
-                                   "explain all_reduc", "run nofile.py",
-                                   "verify nofile.py:ring", "bound nograph all_gather", "synthesize nograph scan"])
+# By command: what the line says.
+REFUSED = {
+    "bound 'torus(4x4, GBps=0)' all_gather": "GBps 0 is no bandwidth",
+    "bound dgx1(0) all_gather": "dgx1 takes a number of boxes from 1 to 128",
+    "bound dgx11 all_gather": "no graph is named 'dgx11'; did you mean dgx1?", "bound nograph all_gather": "nograph",
+    "bound nothere.toml gather": "cannot read graph nothere",
+    "bound ring(4) gather --root 4": "root 4 is not in 0..3",
+    "bound torus(1x1) all_gather": "torus takes 1 to 3 sides, and 1024 ranks at most",
+    "bound torus(4x4) all_gathr": "did you mean all_gather", "bound torus(4x4) scan": "no bound is known for scan",
+    "draw nofile.xml -o x.svg": "file", "draw ring": "-o", "draw ring -o no/x.svg": "cannot write no/x.svg",
+    "draw ring -o x.html --ranks 64 --segments 9": "576 chunks", "draw ring -o x.html --ranks 65": "65 ranks",
+    "draw ring -o x.png": ".html page or an .svg picture",
+    "draw ring -o x.svg --ranks 64": "states of chunks in an .svg", "draw rng -o x.html": "did you mean ring",
+    "explain": "required: collective", "explain all_reduc": "did you mean all_reduce",
+    "explain all_reduce 8 --ranks 10000000": "at most 1048576",
+    "explain all_reduce 8 --topology bad.toml": "alpha 'soon' is not",
+    "explain all_reduce 8 --topology swich": "did you mean switch",
+    "explain all_reduce 8X": "'8X' is not a number of bytes", "kernels --arch sm_61": "compute capability 7.0",
+    "kernels --arch sm_90 --nvrtc /etc/passwd": "no NVRTC can be loaded from /etc/passwd",
+    "kernels --arch sm_90 --nvrtc 11": "neither 12 nor 13 nor an existing library",
+    "kernels --arch sm_90 -j x": "'x' is not a whole", "kernels --arch sm_90,90": "does not compile for 90",
+    "precheck -n 2 nofile.py": "nofile.py", "run nofile.py": "nofile.py",
+    "simulate all_reduc": "did you mean all_reduce", "simulate all_reduce --algorithm rng": "did you mean ring",
+    "simulate all_reduce --ranks 1048577": "1048576", "simulate all_reduce --segments 0": "'0'",
+    "simulate all_reduce --topology /nope.toml": "nope",
+    "simulate all_reduce --topology fat_tre": "did you mean fat_tree",
+    "simulate all_reduce --topology nvlink_node --ranks 16": "16",
+    "simulate all_reduce 1M --topology ring(4) --ranks 8": "has 4 ranks, not 8", "simulate all_reduce 5X": "5X",
+    "simulate all_reduce 9999999T": "T", "simulate reduce --root 8": "8",
+    "synthesize ndv2(4) all_gather --time-limit 0": "no trees were found within the time limit",
+    "synthesize nograph scan": "nograph",
+    "synthesize ring(4) all_gather -o x.txt": "x.txt ends neither in .py nor in .xml",
+    "synthesize ring(4) scan": "no algorithm is synthesised for scan", "tune --device tpu": "'tpu'",
+    "tune --max-bytes 4": "below the smallest size", "verify nofile.py:ring": "nofile.py"}
+
+
+@pytest.mark.parametrize("words", REFUSED)
 def test_a_refusal_names_its_verb_once(words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.toml").write_text("[[level]]\nname = 'x'\nalpha = 'soon'\nbeta = 1")
     verb = words.partition(" ")[0]
-    line = refused(capsys, cli.main, words.split(), f"gpucoll {verb}: ")
+    line = refused(capsys, cli.main, shlex.split(words), f"gpucoll {verb}: ")
+    assert REFUSED[words] in line
     assert f"{verb}:" not in line.removeprefix(f"gpucoll {verb}: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.toml"]
 
 
 def test_the_executors_are_those_of_the_page():

@@ -7,7 +7,6 @@ import pytest
 from gpucoll.cli import main
 from gpucoll.errors import ArgumentError
 from gpucoll.simulator import load, names, shipped, simulate
-from harness.refusals import refused
 
 
 def test_the_package_brings_topologies():
@@ -50,12 +49,3 @@ def test_the_command_prints_a_table_and_an_object(capsys):
     assert (found["topology"], only["algorithm"], only["ranks"], only["nbytes"]) == ("switch", "ring", 8, 1 << 26)
     assert only["seconds"] == simulate("all_reduce", "ring", 8, 1 << 26).seconds
     assert only["seconds"] == only["latency"] + only["bandwidth"] + only["reduction"]
-
-
-@pytest.mark.parametrize("words", [
-    "foo", "all_reduce 5X", "all_reduce 9999999T", "all_reduce --ranks 0", "all_reduce --algorithm rng",
-    "all_reduce --topology /nope.toml", "all_reduce --topology fat_tre", "all_reduce --segments 0",
-    "reduce --root 8", "all_reduce --ranks 1048577",
-    "all_reduce --topology nvlink_node --ranks 16"])
-def test_wrong_arguments_are_refused_in_one_line(capsys, words):
-    refused(capsys, main, ["simulate", *words.split()], "gpucoll simulate")

@@ -8,7 +8,6 @@ import pytest
 
 from gpucoll.algorithms import algorithms, find
 from gpucoll.calibration.fit import Probe, fit
-from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 from gpucoll.simulator import Level, Topology, simulate
@@ -17,7 +16,6 @@ from gpucoll.tuner import choice as chosen
 from gpucoll.tuner import table as tables
 from gpucoll.tuner.choice import TIE, Candidate, link_load, ranked
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_json, parse
-from harness.refusals import refused
 from harness.sources import ROOT
 
 BOTH = ("mpi", "native")
@@ -234,17 +232,3 @@ def test_the_fit_finds_the_constants_of_a_simulated_network():
               for case in cases]
     assert fit(probes) == pytest.approx(constants, rel=1e-6)
     assert fit([Probe(1, 0, 0, 0, 1e-5), Probe(1, 1000, 0, 0, 9e-6)])["beta"] == 0.0  # no constant is below 0
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    ("explain", "required: collective"), ("explain all_reduc", "did you mean all_reduce"),
-    ("explain all_reduce 8X", "'8X' is not a number of bytes"),
-    ("explain all_reduce 8 --ranks 0", "'0' is not a whole number of at least 1"),
-    ("explain all_reduce 8 --topology swich", "did you mean switch"),
-    ("explain all_reduce 8 --topology bad.toml", "alpha 'soon' is not"), ("tune --frob", "--frob"),
-    ("explain all_reduce 8 --ranks 10000000", "at most 1048576"), ("tune --device tpu", "'tpu'"),
-    ("tune --max-bytes 4", "below the smallest size")])
-def test_wrong_arguments_are_one_line_and_exit_code_2(capsys, arguments, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.toml").write_text("[[level]]\nname = 'x'\nalpha = 'soon'\nbeta = 1")
-    assert words in refused(capsys, main, arguments.split())
