@@ -5,6 +5,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
+import reference
+
 from gpucoll.version import __version__
 
 project = "gpucoll"
@@ -12,8 +14,8 @@ author = "gpucoll authors"
 copyright = "gpucoll authors, MIT licence"
 release = version = __version__
 
-extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design", "gallery",
-              "without_mpi"]
+extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinx.ext.viewcode",
+              "sphinx_copybutton", "sphinx_design", "gallery", "reference", "without_mpi"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_ext", "_drawings", "changes.d"]
 
@@ -21,7 +23,9 @@ myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence"]
 myst_heading_anchors = 3
 
 default_role = "py:obj"  # what docstrings put in single backticks is a name where there is one, and else code
-autodoc_typehints = "none"
+autodoc_typehints = "none"  # the sections of the docstrings have the types, and the shapes of arrays
+autodoc_mock_imports = reference.absent()
+intersphinx_timeout = 5
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 add_module_names = False
@@ -29,6 +33,16 @@ toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False
 autosummary_generate = False  # numpydoc brings it; nothing is for it
 numpydoc_use_plots = False
+numpydoc_xref_param_type = True
+numpydoc_xref_ignore = "all"  # but for these words
+numpydoc_xref_aliases = {
+    **{word: word for word in "int str float bool list tuple dict callable iterable iterator mapping sequence".split()},
+    "array": "numpy.ndarray", "arrays": "numpy.ndarray", "dtype": "numpy.dtype", "stream": "cupy.cuda.Stream",
+    "Communicator": "gpucoll.Communicator", "Work": "gpucoll.Work", "Status": "gpucoll.Status",
+    "ReduceOp": "gpucoll.ReduceOp", "Transport": "gpucoll.Transport", "ShardedArray": "gpucoll.training.ShardedArray",
+    "Mesh": "gpucoll.training.Mesh", "ProcessGroup": "gpucoll.distributed.ProcessGroup",
+    **{f"mpi4py.MPI.{word}": f"mpi4py.MPI.{word}" for word in "Comm Intracomm Op Request Status Info".split()},
+}
 
 html_theme = "pydata_sphinx_theme"
 html_title = f"gpucoll {release}"

@@ -41,11 +41,6 @@ class Workers:
     **options : object
         Those of `gpucoll.init`; ``timeout`` also limits the time to meet.
 
-    Attributes
-    ----------
-    size : int
-        The number of ranks.
-
     Raises
     ------
     ArgumentError
