@@ -50,15 +50,16 @@ import texts  # noqa: E402
 from gpucoll.training import Sampler  # noqa: E402
 from gpucoll.training.compression import COMPRESSIONS  # noqa: E402
 from records import Refusal, Step, on_first, to_host  # noqa: E402
-from strategies import Strategy  # noqa: E402
+from strategies import Chain, Strategy  # noqa: E402
 from strategies.data_parallel import DataParallel  # noqa: E402
 from strategies.parameter_server import ParameterServer  # noqa: E402
+from strategies.pipeline import Pipeline  # noqa: E402
 from strategies.tensor_parallel import TensorParallel  # noqa: E402
 from strategies.zero import ZeRO  # noqa: E402
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "data_parallel": DataParallel, "zero1": ZeRO, "zero2": ZeRO, "zero3": ZeRO, "parameter_server": ParameterServer,
-    "tensor_parallel": TensorParallel}
+    "tensor_parallel": TensorParallel, "pipeline": Pipeline}
 # Small steps: round-off differs with the number of ranks, and is to fade instead of growing. For instance, batches of
 # 16 at the rate of 64 give 1 and 8 ranks completely different curves. The warm-up also improves accuracy.
 RATE_PER_SAMPLE = 0.2 / 64
@@ -124,7 +125,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.learning_rate = TRANSFORMER_RATE if options.model == "transformer" else min(
             LARGEST_RATE, RATE_PER_SAMPLE * options.batch)
     if options.algorithm != "auto" and (options.strategy, options.compression) not in (
-            ("data_parallel", "none"), ("tensor_parallel", "none")):
+            ("data_parallel", "none"), ("tensor_parallel", "none"), ("pipeline", "none")):
         raise Refusal(f"--algorithm is that of all_reduce, which --strategy {options.strategy} --compression "
                       f"{options.compression} does not call by itself")
     return options
@@ -188,6 +189,7 @@ class Training:
         except REFUSED as error:
             raise Refusal(str(error)) from error
         self.ranks = self.strategy.comm  # the ranks sharing a batch
+        self.chain = Chain(self.strategy, self.xp, self.layers)
 
     def rate(self, step: int) -> float:
         """Return the optimizer's rate in a step; steps count from 1."""
@@ -213,29 +215,18 @@ class Training:
         """Take one step along the mean gradient of a batch of `samples`; this rank's part is `mine`."""
         began, strategy = self.settle(), self.strategy
         exposed = strategy.exposed
-        scores, kept = self.forward(mine)
-        loss, gradient = models.loss(self.xp, scores, self.targets[mine])
-        gradient *= self.ranks.size / samples  # so that the mean over ranks is the batch's
-        for layer, one in zip(reversed(self.layers), reversed(kept), strict=True):
-            gradient = strategy.backward(self.xp, layer, one, gradient)
+        scale = self.ranks.size / samples  # so that the mean over ranks is the batch's
+        loss = strategy.train(self.chain, self.inputs[mine], self.targets[mine], scale)
         strategy.step()
         with strategy.communicating():
-            loss = self.ranks.all_reduce(self.xp.asarray(loss).reshape(1))
+            loss = self.ranks.all_reduce(loss)
         exposed = strategy.exposed - exposed
         return Step(number, float(loss[0]) / samples, samples, self.settle() - began, exposed)
-
-    def forward(self, mine: Any) -> tuple[Any, list[Any]]:
-        """Return the scores of some samples, and the data kept by each layer for the backward pass."""
-        x, everything = self.inputs[mine], []
-        for layer in self.layers:
-            x, kept = self.strategy.forward(self.xp, layer, x)
-            everything.append(kept)
-        return x, everything
 
     def accuracy(self) -> float:
         """Return the percentage of correct answers on the test set; every rank evaluates a part."""
         mine = self.xp.asarray(np.array_split(self.test_set, self.ranks.size)[self.ranks.rank])
-        guesses = self.forward(mine)[0].argmax(axis=-1)
+        guesses = self.chain.forward(self.inputs[mine])[0].argmax(axis=-1)
         right = (guesses == self.targets[mine].argmax(axis=-1)).sum(dtype="int64").reshape(1)
         each = math.prod(guesses.shape[1:])
         return 100 * int(self.ranks.all_reduce(right)[0]) / (len(self.test_set) * each)

@@ -76,32 +76,10 @@ of `direct` and `pairwise` for an all-to-all."""),
 }
 
 
-def machine_graph(machine: teccl.Machine, switches: frozenset[int]) -> LinkGraph:
-    """Return TE-CCL's links as a graph."""
-    nodes = sorted({node for pair in machine.links for node in pair})
-    links = [{"from": f"n{src}", "to": f"n{dst}", "GBps": link.speed, "us": round(link.alpha * 1e6, 6)}
-             for (src, dst), link in machine.links.items()]
-    return graph_of("te-ccl", {"kind": "graph", "ranks": [f"n{node}" for node in nodes if node not in switches],
-                               "switches": [f"n{node}" for node in switches], "links": links})
-
-
 def graph(name: str) -> LinkGraph:
     """Return a named graph, or TE-CCL's links of two machines."""
-    if name == "TE-CCL's DGX-2 x 2":
-        return machine_graph(teccl.dgx2(), teccl.dgx2().switches)
-    if name == "TE-CCL's NDv2 x 2":
-        return machine_graph(teccl.ndv2(2), frozenset())
-    return load_graph(name)
-
-
-def largest(name: str) -> Fraction:
-    """Return the bound of an all-gather."""
-    return bound(graph(name), "all_gather").algbw
-
-
-def filled(name: str) -> Fraction:
-    """Return the algbw of the trees found for an all-gather."""
-    return trees_for(graph(name), "all_gather").algbw
+    made = {"TE-CCL's DGX-2 x 2": teccl.dgx2, "TE-CCL's NDv2 x 2": teccl.ndv2}.get(name)
+    return made() if made else load_graph(name)
 
 
 def uneven_mesh(width: int, height: int, across: float, along: float, us: float) -> LinkGraph:
@@ -114,15 +92,11 @@ def uneven_mesh(width: int, height: int, across: float, along: float, us: float)
     return graph_of("mesh", {"kind": "graph", "ranks": [f"r{row}_{column}" for row, column in places], "links": links})
 
 
-def synthesised(made_for: LinkGraph, nbytes: int) -> float:
-    """Return the simulated microseconds of a synthesised all-gather."""
+def synthesised(links: LinkGraph | str, nbytes: int) -> float:
+    """Return the simulated microseconds of a synthesised all-gather on a graph, or on a graph by name."""
+    made_for = graph(links) if isinstance(links, str) else links
     maker = Maker(made_for, "all_gather", nbytes)
     return maker.best_trees(synthesis(made_for, "all_gather", nbytes)).seconds * 1e6
-
-
-def gathered(name: str, nbytes: int) -> float:
-    """Return the simulated microseconds of a synthesised all-gather on a graph by name."""
-    return synthesised(graph(name), nbytes)
 
 
 def all_to_all(nbytes: int) -> float:
@@ -159,15 +133,14 @@ def forestcoll() -> Iterator[Case]:
     shared = "TE-CCL's DGX-2 has 125 GB/s per GPU instead of 150, and only odd GPUs send to the other box"
     rows = [("dgx1", "1200/7", True), ("dgx_a100", "2400/7", True), ("dgx_a100(2)", "1040/3", True),
             ("dgx_a100(4)", "800/3", True), ("mi250", "2400/7", True), ("mi250(2)", "5312/15", False),
-            ("TE-CCL's NDv2 x 2", "25", True),
-            ("ndv2(2)", "25", False), ("ndv2(4)", "50/3", False), ("TE-CCL's DGX-2 x 2", "4000/31", False),
-            ("dgx2(2)", "4000/31", True)]
+            ("TE-CCL's NDv2 x 2", "25", True), ("ndv2(2)", "25", False), ("ndv2(4)", "50/3", False),
+            ("TE-CCL's DGX-2 x 2", "4000/31", False), ("dgx2(2)", "4000/31", True)]
     rounded = "the exact bandwidth needs 83 trees per rank; 9 are made"
     for name, printed, is_quick in rows:
         yield Case("forestcoll", f"{name}, bound", Fraction(printed),
-                   functools.partial(largest, name), (shared, ""))
+                   lambda name=name: bound(graph(name), "all_gather").algbw, (shared, ""))
         yield Case("forestcoll", f"{name}, trees", Fraction(printed),
-                   functools.partial(filled, name), (shared, rounded), is_quick)
+                   lambda name=name: trees_for(graph(name), "all_gather").algbw, (shared, rounded), is_quick)
 
 
 def tacos() -> Iterator[Case]:
@@ -184,13 +157,13 @@ def tacos() -> Iterator[Case]:
             ("grid", "7x12", fast, 4096, 19966.27)]
     for kind, sides, links, size, printed in rows:
         yield Case("tacos", f"{kind} {sides}, {size} MiB", printed,
-                   functools.partial(gathered, f"{kind}({sides}, {links})", size * MIB), causes, False)
+                   functools.partial(synthesised, f"{kind}({sides}, {links})", size * MIB), causes, False)
     uneven = [(5, 5, 50, 75, 0.5, 1024, 8005.0), (8, 5, 80, 35, 1.0, 1024, 8595.43),
               (7, 10, 16, 73, 1.5, 4096, 44612.47)]
     for width, height, across, along, us, size, printed in uneven:
-        mesh = uneven_mesh(width, height, across, along, us)
         yield Case("tacos", f"grid {width}x{height} of {across} and {along} GiB/s, {size} MiB", printed,
-                   functools.partial(synthesised, mesh, size * MIB), causes, False)
+                   functools.partial(synthesised, uneven_mesh(width, height, across, along, us), size * MIB), causes,
+                   False)
 
 
 def swing() -> Iterator[Case]:
@@ -213,7 +186,7 @@ def taccl() -> Iterator[Case]:
         for size, figure in zip(sizes, figures, strict=True):
             nbytes = int(size.split()[0]) * {"KB": 10**3, "MB": 10**6, "GB": 10**9}[size.split()[1]]
             if figure is not None:
-                computed = functools.partial(gathered, "TE-CCL's NDv2 x 2", nbytes) if kind == "all_gather" else \
+                computed = functools.partial(synthesised, "TE-CCL's NDv2 x 2", nbytes) if kind == "all_gather" else \
                     functools.partial(all_to_all, nbytes)
                 yield Case("taccl", f"{kind}, {size}", figure, computed, causes[kind], False)
 

@@ -5,6 +5,8 @@
     zero             training state divided over ranks; uses shards, layers, checkpoint and partner
     partner          copies of ZeRO's shards, to continue after the loss of a rank
     server           parameter servers
+    pipeline         stages of a model on the ranks, by microbatches; the schedules as data
+    footprint        the memory of a training by formula
     optimizers       SGD, Adam, AdamW
     sampler          a rank's share of the samples
     layout           global arrays over a mesh of ranks; uses mesh and redistribution
@@ -15,14 +17,17 @@
 
 from gpucoll.training.compression import BlockScaled, Cast, Exact, Int8, Policy, PowerSGD, TopK
 from gpucoll.training.data_parallel import DataParallel, resume
+from gpucoll.training.footprint import Footprint, memory
 from gpucoll.training.layout import Linear, ShardedArray, matmul, plan, redistribute, shard
 from gpucoll.training.mesh import Mesh
 from gpucoll.training.optimizers import SGD, Adam, AdamW
 from gpucoll.training.partner import PartnerCopy
+from gpucoll.training.pipeline import Pipeline, PipelineStage, PipelineStep, pipeline_bubble, pipeline_schedule
 from gpucoll.training.sampler import Sampler
 from gpucoll.training.server import ParameterServer
 from gpucoll.training.zero import ZeRO
 
-__all__ = ["SGD", "Adam", "AdamW", "BlockScaled", "Cast", "DataParallel", "Exact", "Int8", "Linear", "Mesh",
-           "ParameterServer", "PartnerCopy", "Policy", "PowerSGD", "Sampler", "ShardedArray", "TopK", "ZeRO", "matmul",
+__all__ = ["SGD", "Adam", "AdamW", "BlockScaled", "Cast", "DataParallel", "Exact", "Footprint", "Int8", "Linear",
+           "Mesh", "ParameterServer", "PartnerCopy", "Pipeline", "PipelineStage", "PipelineStep", "Policy", "PowerSGD",
+           "Sampler", "ShardedArray", "TopK", "ZeRO", "matmul", "memory", "pipeline_bubble", "pipeline_schedule",
            "plan", "redistribute", "resume", "shard"]

@@ -10,7 +10,7 @@ import numpy
 from gpucoll import Communicator, internal
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError
 from gpucoll.internal import row_of
-from gpucoll.training.buckets import Arrivals, Pipeline, can_overlap, cut
+from gpucoll.training.buckets import Arrivals, PhaseQueue, can_overlap, cut
 from gpucoll.training.compression import Compression, Exact, Policy, remembered, restore
 from gpucoll.training.parameters import Like
 
@@ -30,7 +30,7 @@ class Averaging:
         self._names = cut(like, bucket_bytes, self._compression.of)
         self._arrivals = Arrivals(self._names)
         self._overlaps = can_overlap(comm, like.values())
-        self._pipeline = Pipeline(overlaps=self._overlaps)
+        self._queue = PhaseQueue(overlaps=self._overlaps)
         self._before = remembered(self._compression)
 
     def _start(self, numbers: Iterable[int]) -> None:
@@ -47,7 +47,7 @@ class Averaging:
         with internal.current_stream(self._comm, arrays):
             # Start incomplete buckets too: other ranks are in these collectives and would wait for this rank.
             self._start(self._arrivals.startable(all_of_them=True))
-            self._pipeline.finish()
+            self._queue.finish()
             then()
         self._arrivals.clear()
         # An all-reduce of one byte is cheaper than an exchange of metadata, and all that a successful step needs.

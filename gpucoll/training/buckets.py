@@ -93,7 +93,7 @@ class Arrivals:
                 if name in missing]
 
 
-class Pipeline:
+class PhaseQueue:
     """Reductions under way, each made of one or more collectives.
 
     Starting a reduction advances every earlier unfinished reduction by one collective. The order of the collectives

@@ -141,7 +141,7 @@ class DataParallel(Averaging):
     def _start(self, numbers: Iterable[int]) -> None:
         for bucket in (self._buckets[number] for number in numbers):
             compression = self._compression.of(next(iter(bucket.gradients)))
-            self._pipeline.start(compression.reduce(bucket.gradients, bucket.row, self._comm), compression.collectives)
+            self._queue.start(compression.reduce(bucket.gradients, bucket.row, self._comm), compression.collectives)
 
     def finish(self) -> None:
         """Return once `gradients` are the means over all ranks.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpucoll import Communicator
-from gpucoll.training.buckets import Pipeline
+from gpucoll.training.buckets import PhaseQueue
 from gpucoll.training.parameters import Like, Parameters
 from gpucoll.training.shards import Shards
 
@@ -20,7 +20,7 @@ class Layers:
         self._shards, self._like, self._comm, self._overlaps = shards, like, comm, overlaps
         self._used: list[LayerNames] = []  # in this step
         self._before: list[LayerNames] = []  # in the last step
-        self._coming: tuple[LayerNames, Parameters, Pipeline] | None = None
+        self._coming: tuple[LayerNames, Parameters, PhaseQueue] | None = None
         self._held: list[Parameters] = []
 
     def restart(self) -> None:
@@ -33,9 +33,9 @@ class Layers:
         if self._coming is None or self._coming[0] != names:
             self._drop()
             self._coming = self._begin(names)
-        _, found, pipeline = self._coming
+        _, found, queue = self._coming
         self._coming = None
-        pipeline.finish()
+        queue.finish()
         self._held.append(found)
         self._used.append(names)
         # Predict only while this step follows the order of the last step.
@@ -54,14 +54,14 @@ class Layers:
         coming = [self._coming[1]] if self._coming is not None else []
         return sum(array.nbytes for layer in [*self._held, *coming] for array in layer.values())
 
-    def _begin(self, names: LayerNames) -> tuple[LayerNames, Parameters, Pipeline]:
+    def _begin(self, names: LayerNames) -> tuple[LayerNames, Parameters, PhaseQueue]:
         found = {name: self._like[name].new(self._like[name].shape) for name in names}
-        pipeline = Pipeline(overlaps=self._overlaps)
+        queue = PhaseQueue(overlaps=self._overlaps)
         for dtype in dict.fromkeys(self._like[name].dtype for name in names):
             like = {name: self._like[name] for name in names if self._like[name].dtype == dtype}
             some = Shards(like, self._comm.rank, self._comm.size)
-            pipeline.start(some.all_gather(self._shards, self._comm, found), 1)
-        return names, found, pipeline
+            queue.start(some.all_gather(self._shards, self._comm, found), 1)
+        return names, found, queue
 
     def _drop(self) -> None:
         """Release a layer gathered in advance but not used next."""

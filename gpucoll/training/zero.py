@@ -218,8 +218,8 @@ class ZeRO(Averaging):
         for number in numbers:
             # From stage 2 on at most two buckets are under way, since each holds whole gradients.
             if self._stage > 1:
-                self._pipeline.finish(most=1)
-            self._pipeline.start(self._reduce(number), self._opened(number).collectives)
+                self._queue.finish(most=1)
+            self._queue.start(self._reduce(number), self._opened(number).collectives)
 
     def _reduce(self, number: int) -> Phases:
         """Reduce a bucket to this rank's shards of the means; from stage 2 on, free the bucket afterwards."""
@@ -271,9 +271,9 @@ class ZeRO(Averaging):
     def _spread(self) -> None:
         """Gather the parameters from all ranks' shards, in place, with at most two buckets under way."""
         for bucket in self._buckets:
-            self._pipeline.start(bucket.all_gather(self._own, self._comm, self.parameters), 1)
-            self._pipeline.finish(most=1)
-        self._pipeline.finish()
+            self._queue.start(bucket.all_gather(self._own, self._comm, self.parameters), 1)
+            self._queue.finish(most=1)
+        self._queue.finish()
 
     @contextlib.contextmanager
     def layer(self, names: Iterable[str]) -> Iterator[Parameters]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import models
 from gpucoll import training
 from gpucoll.training.compression import named
 from models import Array, Layer
@@ -24,6 +25,27 @@ def optimizer(options: Namespace) -> Any:
 def compression(options: Namespace) -> Any:
     """Return the compression named by `--compression`; for none, exact averaging by `--algorithm`."""
     return training.Exact(options.algorithm) if options.compression == "none" else named(options.compression)
+
+
+class Chain:
+    """Layers one after another, computed by a strategy on arrays of the module `xp`."""
+
+    def __init__(self, strategy: Any, xp: Any, layers: Sequence[Layer]) -> None:
+        self.strategy, self.xp, self.layers = strategy, xp, layers
+
+    def forward(self, x: Array) -> tuple[Array, Any]:
+        """Return the output of the last layer, and the data kept by each layer for the backward pass."""
+        everything = []
+        for layer in self.layers:
+            x, kept = self.strategy.forward(self.xp, layer, x)
+            everything.append(kept)
+        return x, everything
+
+    def backward(self, kept: Any, gradient: Array) -> Array:
+        """Return the gradient of the input; the strategy gets the gradients of the weights."""
+        for layer, one in zip(reversed(self.layers), reversed(kept), strict=True):
+            gradient = self.strategy.backward(self.xp, layer, one, gradient)
+        return gradient
 
 
 class Strategy:
@@ -42,16 +64,18 @@ class Strategy:
         yield
         self.exposed += sign * (time.perf_counter() - began)
 
-    def computing(self, rule: Any) -> Any:
-        """Return the optimizer; its steps count as computing, even inside `communicating`."""
-        step = rule.step
+    def computing(self, thing: Any, *names: str) -> Any:
+        """Return `thing`; its methods `names` count as computing, even inside `communicating`."""
+        for name in names:
+            setattr(thing, name, self.communicating(-1)(getattr(thing, name)))
+        return thing
 
-        def timed(*arguments: Any) -> None:
-            with self.communicating(-1):
-                step(*arguments)
-
-        rule.step = timed
-        return rule
+    def train(self, chain: Chain, x: Array, targets: Array, scale: float) -> Any:
+        """Find the gradients of some samples, times `scale`; return the sum of their losses."""
+        scores, kept = chain.forward(x)
+        loss, gradient = models.loss(chain.xp, scores, targets)
+        chain.backward(kept, gradient * scale)
+        return chain.xp.asarray(loss).reshape(1)
 
     def layer(self, names: tuple[str, ...]) -> contextlib.AbstractContextManager[Mapping[str, Array]]:
         """Return a context with the weights of a layer."""

@@ -22,7 +22,8 @@ class ZeRO(Strategy):
         super().__init__({}, comm, options)
         self.given = weights if options.resume else None  # read into by `load`; otherwise stage 3 frees the weights
         self.stage = int(options.strategy[-1])
-        self.parts = training.ZeRO(weights, comm, self.computing(optimizer(options)), self.stage, self._shorter())
+        rule = self.computing(optimizer(options), "step")
+        self.parts = training.ZeRO(weights, comm, rule, self.stage, self._shorter())
 
     def _shorter(self) -> Any:
         return None if self.options.compression == "none" else compression(self.options)
@@ -51,7 +52,7 @@ class ZeRO(Strategy):
 
     def load(self, path: Path, settings: Mapping[str, Any]) -> int:
         records.on_first(self.comm, lambda: records.check_settings(path, settings))
-        self.parts = training.ZeRO.load(path, self.comm, self.computing(optimizer(self.options)), self.stage,
+        self.parts = training.ZeRO.load(path, self.comm, self.computing(optimizer(self.options), "step"), self.stage,
                                         self._shorter(), parameters=self.given)
         self.given = None
         return self.parts.optimizer.steps

@@ -40,7 +40,7 @@ EXECUTORS = {"mpi": Executor("mpi", "cpu", PAIRS, MORE), "shared": Executor("sha
 
 
 # Files about what is built upon collectives: by default with one executor of the host, and one of the device.
-BUILT_UPON = ("test_training.py", "test_compression.py", "test_partner.py")
+BUILT_UPON = ("test_training.py", "test_compression.py", "test_partner.py", "test_pipeline.py")
 AT_NIGHT = ("shared", "walker", "peer")
 
 

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from gpucoll.training.buckets import Pipeline, can_overlap
+from gpucoll.training.buckets import PhaseQueue, can_overlap
 from gpucoll.training.parameters import Like
 
 HOST, GPU = (Like((2,), numpy.dtype("f4"), is_gpu) for is_gpu in (False, True))
 
 
 @pytest.mark.parametrize("overlaps", [True, False])
-def test_every_pipeline_makes_the_same_collectives_in_one_order(overlaps):
+def test_every_queue_makes_the_same_collectives_in_one_order(overlaps):
     made, asked, came = [], [], []
 
     def collective(name, *, async_op=False):
@@ -26,10 +26,10 @@ def test_every_pipeline_makes_the_same_collectives_in_one_order(overlaps):
         for number in range(collectives):
             came.append((yield functools.partial(collective, f"{name}{number}")))
 
-    pipeline = Pipeline(overlaps=overlaps)
+    queue = PhaseQueue(overlaps=overlaps)
     for name, collectives in (("a", 2), ("b", 1), ("c", 3), ("d", 0), ("e", 2)):
-        pipeline.start(reduction(name, collectives), collectives)
-    pipeline.finish()
+        queue.start(reduction(name, collectives), collectives)
+    queue.finish()
     assert made == ["a0", "b0", "a1", "c0", "c1", "e0", "c2", "e1"]
     assert sorted(came) == sorted(made)  # each result was sent back to the reduction
     assert asked == [overlaps] * len(made)
