@@ -22,12 +22,12 @@ from gpucoll.training.layout import Linear, ShardedArray, matmul, plan, redistri
 from gpucoll.training.mesh import Mesh
 from gpucoll.training.optimizers import SGD, Adam, AdamW
 from gpucoll.training.partner import PartnerCopy
-from gpucoll.training.pipeline import Pipeline, PipelineStage, PipelineStep, pipeline_bubble, pipeline_schedule
+from gpucoll.training.pipeline import Pipeline, PipelineStep, pipeline_bubble, pipeline_schedule
 from gpucoll.training.sampler import Sampler
 from gpucoll.training.server import ParameterServer
 from gpucoll.training.zero import ZeRO
 
 __all__ = ["SGD", "Adam", "AdamW", "BlockScaled", "Cast", "DataParallel", "Exact", "Footprint", "Int8", "Linear",
-           "Mesh", "ParameterServer", "PartnerCopy", "Pipeline", "PipelineStage", "PipelineStep", "Policy", "PowerSGD",
-           "Sampler", "ShardedArray", "TopK", "ZeRO", "matmul", "memory", "pipeline_bubble", "pipeline_schedule",
-           "plan", "redistribute", "resume", "shard"]
+           "Mesh", "ParameterServer", "PartnerCopy", "Pipeline", "PipelineStep", "Policy", "PowerSGD", "Sampler",
+           "ShardedArray", "TopK", "ZeRO", "matmul", "memory", "pipeline_bubble", "pipeline_schedule", "plan",
+           "redistribute", "resume", "shard"]

@@ -8,7 +8,18 @@ from gpucoll.errors import ArgumentError
 
 
 class Footprint(NamedTuple):
-    """Bytes kept by a rank during the optimizer's step, see `memory`."""
+    """Bytes kept by a rank during the optimizer's step, see `memory`.
+
+    Parameters
+    ----------
+    parameters, gradients, optimizer : float
+        Bytes of each.
+
+    Examples
+    --------
+    >>> Footprint(4e9, 4e9, 8e9).total
+    16000000000.0
+    """
 
     parameters: float
     gradients: float

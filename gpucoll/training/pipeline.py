@@ -36,7 +36,21 @@ HEADER_BYTES = 256  # of the message with the shape and dtype of an activation
 class PipelineStep(NamedTuple):
     """A step of a rank: a pass of a microbatch through the rank's stage, or a message about a microbatch.
 
-    A message has a `peer`, the rank before or after. Activations go to the rank after, gradients to the rank before.
+    Activations go to the rank after, gradients to the rank before.
+
+    Parameters
+    ----------
+    action : str
+        "forward" and "backward" are passes, "send" and "recv" messages.
+    microbatch : int
+        The number of the microbatch.
+    peer : int or None, optional
+        The other rank of a message; None for a pass.
+
+    Examples
+    --------
+    >>> PipelineStep("send", microbatch=3, peer=1)
+    PipelineStep(action='send', microbatch=3, peer=1)
     """
 
     action: Literal["forward", "backward", "send", "recv"]
@@ -188,8 +202,10 @@ class Pipeline:
 
     Parameters
     ----------
-    stages : sequence of PipelineStage
-        The stages in order, one for each rank. Only this rank's stage is used: the others may be None.
+    stages : sequence of objects
+        The stages in order, one for each rank. Only this rank's stage is used: the others may be None. A stage has two
+        methods: ``forward(x)`` returns the output for an input, and what `backward` needs; ``backward(kept, gradient)``
+        returns the gradient of the input, and adds up the gradients of the stage's own parameters.
     comm : Communicator
         The ranks. The constructor is a collective call.
     microbatches : int
@@ -274,6 +290,26 @@ class Pipeline:
         ------
         ArgumentError
             On the first rank without `x`, or on the last without `loss`.
+
+        Examples
+        --------
+        A program of two ranks, here threads; the first stage multiplies by 2, the second by 3:
+
+        >>> import numpy
+        >>> import gpucoll as gc
+        >>> class Times:
+        ...     def __init__(self, factor):
+        ...         self.factor = factor
+        ...     def forward(self, x):
+        ...         return self.factor * x, None
+        ...     def backward(self, kept, gradient):
+        ...         return self.factor * gradient
+        >>> def program(comm):
+        ...     pipeline = Pipeline([Times(2.0), Times(3.0)], comm, microbatches=2)
+        ...     x = numpy.array([1.0, 5.0]) if comm.rank == 0 else None
+        ...     return pipeline.step(x, lambda y, microbatch: (float(y.sum()), numpy.ones_like(y)))
+        >>> gc.run_local(program, 2)
+        [[], [6.0, 30.0]]
         """
         rank, last = self._comm.rank, self._comm.size - 1
         with internal.refusing(self._comm):
