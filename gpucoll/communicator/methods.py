@@ -13,28 +13,13 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from gpucoll.call.table import CallOptions, Key
-from gpucoll.communicator import elastic, objects
+from gpucoll.communicator import elastic, objects, overloads
 from gpucoll.communicator.advice import check_numerics, explain
 from gpucoll.communicator.core import Core
 from gpucoll.communicator.elastic import NEWCOMER_TIMEOUT, same_options
 from gpucoll.communicator.extrema import located
 from gpucoll.communicator.lifecycle import tell_meeting
 from gpucoll.communicator.links import MpiLink
-from gpucoll.communicator.overloads import (
-    ExchangingBlocks,
-    GatheringBlocks,
-    GatheringBlocksToRoot,
-    Moving,
-    MovingToRoot,
-    Overwriting,
-    Probing,
-    Receiving,
-    Reducing,
-    ReducingBlocks,
-    ReducingToRoot,
-    ScatteringBlocks,
-    shaped,
-)
 from gpucoll.communicator.persistent import PersistentCall, planned
 from gpucoll.communicator.points import ANY_SOURCE, ANY_TAG, PointToPoint, Status
 from gpucoll.communicator.ragged import VectorVariants
@@ -171,7 +156,7 @@ class Communicator:
 
     # ------------------------------------------------------------------------------------- collectives of equal shapes
 
-    @shaped(Reducing)
+    @overloads.shaped(overloads.Reducing)
     def all_reduce(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
                    stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of all ranks' `x` on every rank.
@@ -231,7 +216,7 @@ class Communicator:
         """
         return self._calls.do("all_reduce", op, 0, algorithm, x, out, dtype, stream, async_op)
 
-    @shaped(ReducingToRoot)
+    @overloads.shaped(overloads.ReducingToRoot)
     def reduce(self, x: Any, out: Any = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
                algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of all ranks' `x` on `root`, None elsewhere.
@@ -291,7 +276,7 @@ class Communicator:
         """
         return self._calls.do("reduce", op, root, algorithm, x, out, dtype, stream, async_op)
 
-    @shaped(Overwriting)
+    @overloads.shaped(overloads.Overwriting)
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
         """Overwrite every rank's `x` with the root's, and return `x`.
@@ -343,7 +328,7 @@ class Communicator:
         """
         return self._calls.do("broadcast", "", root, algorithm, x, None, None, stream, async_op)
 
-    @shaped(Moving)
+    @overloads.shaped(overloads.Moving)
     def all_gather(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return all ranks' `x` in rank order, on every rank.
@@ -397,7 +382,7 @@ class Communicator:
         """
         return self._calls.do("all_gather", "", 0, algorithm, x, out, None, stream, async_op)
 
-    @shaped(MovingToRoot)
+    @overloads.shaped(overloads.MovingToRoot)
     def gather(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                async_op: bool = False) -> Any:
         """Return all ranks' `x` in rank order on `root`, None elsewhere.
@@ -517,7 +502,7 @@ class Communicator:
                 return result
         return scatter(self._core, x, out, root, CallOptions(algorithm, async_op, stream), cache_key)
 
-    @shaped(Reducing)
+    @overloads.shaped(overloads.Reducing)
     def reduce_scatter(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
                        stream: Any = None, async_op: bool = False) -> Any:
         """Return block `rank` of the reduction of all ranks' `x`.
@@ -574,7 +559,7 @@ class Communicator:
         """
         return self._calls.do("reduce_scatter", op, 0, algorithm, x, out, dtype, stream, async_op)
 
-    @shaped(Moving)
+    @overloads.shaped(overloads.Moving)
     def all_to_all(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return block `rank` of every rank's `x`, in rank order.
@@ -626,7 +611,7 @@ class Communicator:
         """
         return self._calls.do("all_to_all", "", 0, algorithm, x, out, None, stream, async_op)
 
-    @shaped(Reducing)
+    @overloads.shaped(overloads.Reducing)
     def scan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
              stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of the `x` of ranks 0 to `rank`.
@@ -682,7 +667,7 @@ class Communicator:
         """
         return self._calls.do("scan", op, 0, algorithm, x, out, dtype, stream, async_op)
 
-    @shaped(Reducing)
+    @overloads.shaped(overloads.Reducing)
     def exscan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
                stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of the `x` of ranks 0 to `rank` - 1, the op's identity on rank 0.
@@ -870,7 +855,7 @@ class Communicator:
 
     # ---------------------------------------------------------------------------------------- blocks of unlike lengths
 
-    @shaped(GatheringBlocks)
+    @overloads.shaped(overloads.GatheringBlocks)
     def all_gather_v(self, x: Any, out: Any = None, counts: Sequence[int] | None = None, *, algorithm: str = "auto",
                      stream: Any = None, async_op: bool = False) -> Any:
         """Return the list of all ranks' `x`, of different lengths, on every rank.
@@ -931,7 +916,7 @@ class Communicator:
             return self._calls.do("all_gather_v counts", 0, counts, algorithm, x, out, None, stream, async_op)
         return self._blocks.known("all_gather_v", 0, algorithm, x, out, stream, async_op)
 
-    @shaped(GatheringBlocksToRoot)
+    @overloads.shaped(overloads.GatheringBlocksToRoot)
     def gather_v(self, x: Any, root: int = 0, out: Any = None, counts: Sequence[int] | None = None, *,
                  algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the list of all ranks' `x`, of different lengths, on `root`; None elsewhere.
@@ -990,7 +975,7 @@ class Communicator:
             return self._calls.do("gather_v counts", root, counts, algorithm, x, out, None, stream, async_op)
         return self._blocks.known("gather_v", root, algorithm, x, out, stream, async_op)
 
-    @shaped(ScatteringBlocks)
+    @overloads.shaped(overloads.ScatteringBlocks)
     def scatter_v(self, xs: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
         """Return array `rank` of the root's list `xs` of arrays.
@@ -1045,7 +1030,7 @@ class Communicator:
         given = xs if self._core.rank == root else None  # the lists of other ranks are ignored
         return self._blocks.known("scatter_v", root, algorithm, given, out, stream, async_op)
 
-    @shaped(ExchangingBlocks)
+    @overloads.shaped(overloads.ExchangingBlocks)
     def all_to_all_v(self, xs: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                      async_op: bool = False) -> Any:
         """Return the list whose array i is array `rank` of rank i's list `xs`.
@@ -1098,7 +1083,7 @@ class Communicator:
         """
         return self._blocks.known("all_to_all_v", 0, algorithm, xs, out, stream, async_op)
 
-    @shaped(ReducingBlocks)
+    @overloads.shaped(overloads.ReducingBlocks)
     def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: Any = None, dtype: Any = None,
                          algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return `counts[rank]` rows of the reduction of all ranks' `x`.
@@ -1341,7 +1326,7 @@ class Communicator:
             return self._points.blocking("send", x, dst, None, -1, tag)
         return self._points.point("send", x, dst, None, -1, tag, async_op=async_op)
 
-    @shaped(Receiving)
+    @overloads.shaped(overloads.Receiving)
     def recv(self, out: Any, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *, async_op: bool = False) -> Any:
         """Receive a message from rank `src` into `out`, and return `out`.
 
@@ -1459,7 +1444,7 @@ class Communicator:
             return self._points.blocking("sendrecv", x, dst, out, src, tag)
         return self._points.point("sendrecv", x, dst, out, src, tag, async_op=async_op)
 
-    @shaped(Probing)
+    @overloads.shaped(overloads.Probing)
     def probe(self, src: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Any:
         """Wait for a message available to `recv`, and return its status.
 

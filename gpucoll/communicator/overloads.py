@@ -1,13 +1,13 @@
 """The types of the collective methods: a protocol for each family, so that results have the type of arguments.
 
 A NumPy or CuPy array gives an array of the same type and dtype, `out` is itself the result, and ``async_op=True`` gives
-a `Work`. At run time `shaped` returns the method unchanged.
+a `Work`. `Blocking` and `Starting` are the options of a collective. At run time `shaped` returns the method unchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeVar, cast, overload
+from typing import Any, Literal, Protocol, Required, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
 from gpucoll.communicator.points import ANY_SOURCE, ANY_TAG, Status
 from gpucoll.progress.operations import Work
@@ -23,20 +23,35 @@ class ArrayLike(Protocol):
 A = TypeVar("A", bound=ArrayLike)
 O = TypeVar("O")  # noqa: E741 (the result)
 C = TypeVar("C", covariant=True)
+Counts: TypeAlias = Sequence[int] | None
+
+
+class Blocking(TypedDict, total=False):
+    """The options of a call that returns its result."""
+
+    algorithm: str
+    stream: Any
+    async_op: Literal[False]
+
+
+class Starting(TypedDict, total=False):
+    """The options of a call that returns a `Work`."""
+
+    algorithm: str
+    stream: Any
+    async_op: Required[Literal[True]]
 
 
 class Reducing(Protocol):
     """The type of all_reduce, reduce_scatter, scan, exscan."""
 
     @overload
-    def __call__(self, x: A, out: None = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
-                 stream: Any = None, async_op: Literal[False] = False) -> A: ...
+    def __call__(self, x: A, out: None = None, op: Any = "sum", *, dtype: Any = None, **how: Unpack[Blocking]) -> A: ...
     @overload
-    def __call__(self, x: Any, out: O, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
-                 stream: Any = None, async_op: Literal[False] = False) -> O: ...
+    def __call__(self, x: Any, out: O, op: Any = "sum", *, dtype: Any = None, **how: Unpack[Blocking]) -> O: ...
     @overload
-    def __call__(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
-                 stream: Any = None, async_op: Literal[True]) -> Work: ...
+    def __call__(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None,
+                 **how: Unpack[Starting]) -> Work: ...
 
 
 class ReducingToRoot(Protocol):
@@ -44,114 +59,95 @@ class ReducingToRoot(Protocol):
 
     @overload
     def __call__(self, x: A, out: None = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
-                 algorithm: str = "auto", stream: Any = None, async_op: Literal[False] = False) -> A | None: ...
+                 **how: Unpack[Blocking]) -> A | None: ...
     @overload
-    def __call__(self, x: Any, out: O, op: Any = "sum", root: int = 0, *, dtype: Any = None, algorithm: str = "auto",
-                 stream: Any = None, async_op: Literal[False] = False) -> O | None: ...
+    def __call__(self, x: Any, out: O, op: Any = "sum", root: int = 0, *, dtype: Any = None,
+                 **how: Unpack[Blocking]) -> O | None: ...
     @overload
     def __call__(self, x: Any, out: Any = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
-                 algorithm: str = "auto", stream: Any = None, async_op: Literal[True]) -> Work: ...
+                 **how: Unpack[Starting]) -> Work: ...
 
 
 class Moving(Protocol):
     """The type of all_gather, all_to_all."""
 
     @overload
-    def __call__(self, x: A, out: None = None, *, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[False] = False) -> A: ...
+    def __call__(self, x: A, out: None = None, **how: Unpack[Blocking]) -> A: ...
     @overload
-    def __call__(self, x: Any, out: O, *, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[False] = False) -> O: ...
+    def __call__(self, x: Any, out: O, **how: Unpack[Blocking]) -> O: ...
     @overload
-    def __call__(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[True]) -> Work: ...
+    def __call__(self, x: Any, out: Any = None, **how: Unpack[Starting]) -> Work: ...
 
 
 class MovingToRoot(Protocol):
     """The type of gather: None on other ranks than the root."""
 
     @overload
-    def __call__(self, x: A, out: None = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[False] = False) -> A | None: ...
+    def __call__(self, x: A, out: None = None, root: int = 0, **how: Unpack[Blocking]) -> A | None: ...
     @overload
-    def __call__(self, x: Any, out: O, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[False] = False) -> O | None: ...
+    def __call__(self, x: Any, out: O, root: int = 0, **how: Unpack[Blocking]) -> O | None: ...
     @overload
-    def __call__(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[True]) -> Work: ...
+    def __call__(self, x: Any, out: Any = None, root: int = 0, **how: Unpack[Starting]) -> Work: ...
 
 
 class Overwriting(Protocol):
     """The type of broadcast."""
 
     @overload
-    def __call__(self, x: O, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[False] = False) -> O: ...
+    def __call__(self, x: O, root: int = 0, **how: Unpack[Blocking]) -> O: ...
     @overload
-    def __call__(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[True]) -> Work: ...
+    def __call__(self, x: Any, root: int = 0, **how: Unpack[Starting]) -> Work: ...
 
 
 class GatheringBlocks(Protocol):
     """The type of all_gather_v."""
 
     @overload
-    def __call__(self, x: A, out: None = None, counts: Sequence[int] | None = None, *, algorithm: str = "auto",
-                 stream: Any = None, async_op: Literal[False] = False) -> list[A]: ...
+    def __call__(self, x: A, out: None = None, counts: Counts = None, **how: Unpack[Blocking]) -> list[A]: ...
     @overload
-    def __call__(self, x: Any, out: O, counts: Sequence[int] | None = None, *, algorithm: str = "auto",
-                 stream: Any = None, async_op: Literal[False] = False) -> O: ...
+    def __call__(self, x: Any, out: O, counts: Counts = None, **how: Unpack[Blocking]) -> O: ...
     @overload
-    def __call__(self, x: Any, out: Any = None, counts: Sequence[int] | None = None, *, algorithm: str = "auto",
-                 stream: Any = None, async_op: Literal[True]) -> Work: ...
+    def __call__(self, x: Any, out: Any = None, counts: Counts = None, **how: Unpack[Starting]) -> Work: ...
 
 
 class GatheringBlocksToRoot(Protocol):
     """The type of gather_v: None on other ranks than the root."""
 
     @overload
-    def __call__(self, x: A, root: int = 0, out: None = None, counts: Sequence[int] | None = None, *,
-                 algorithm: str = "auto", stream: Any = None, async_op: Literal[False] = False) -> list[A] | None: ...
+    def __call__(self, x: A, root: int = 0, out: None = None, counts: Counts = None,
+                 **how: Unpack[Blocking]) -> list[A] | None: ...
     @overload
-    def __call__(self, x: Any, root: int, out: O, counts: Sequence[int] | None = None, *,
-                 algorithm: str = "auto", stream: Any = None, async_op: Literal[False] = False) -> O | None: ...
+    def __call__(self, x: Any, root: int, out: O, counts: Counts = None, **how: Unpack[Blocking]) -> O | None: ...
     @overload
-    def __call__(self, x: Any, root: int = 0, *, out: O, counts: Sequence[int] | None = None,
-                 algorithm: str = "auto", stream: Any = None, async_op: Literal[False] = False) -> O | None: ...
+    def __call__(self, x: Any, root: int = 0, *, out: O, counts: Counts = None,
+                 **how: Unpack[Blocking]) -> O | None: ...
     @overload
-    def __call__(self, x: Any, root: int = 0, out: Any = None, counts: Sequence[int] | None = None, *,
-                 algorithm: str = "auto", stream: Any = None, async_op: Literal[True]) -> Work: ...
+    def __call__(self, x: Any, root: int = 0, out: Any = None, counts: Counts = None,
+                 **how: Unpack[Starting]) -> Work: ...
 
 
 class ScatteringBlocks(Protocol):
     """The type of scatter_v: other ranks than the root pass None for the list."""
 
     @overload
-    def __call__(self, xs: None, root: int = 0, *, out: None = None, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[False] = False) -> Any: ...
+    def __call__(self, xs: None, root: int = 0, *, out: None = None, **how: Unpack[Blocking]) -> Any: ...
     @overload
-    def __call__(self, xs: Sequence[A] | None, root: int = 0, *, out: None = None, algorithm: str = "auto",
-                 stream: Any = None, async_op: Literal[False] = False) -> A: ...
+    def __call__(self, xs: Sequence[A] | None, root: int = 0, *, out: None = None, **how: Unpack[Blocking]) -> A: ...
     @overload
-    def __call__(self, xs: Any, root: int = 0, *, out: O, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[False] = False) -> O: ...
+    def __call__(self, xs: Any, root: int = 0, *, out: O, **how: Unpack[Blocking]) -> O: ...
     @overload
-    def __call__(self, xs: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[True]) -> Work: ...
+    def __call__(self, xs: Any, root: int = 0, *, out: Any = None, **how: Unpack[Starting]) -> Work: ...
 
 
 class ExchangingBlocks(Protocol):
     """The type of all_to_all_v."""
 
     @overload
-    def __call__(self, xs: Sequence[A], out: None = None, *, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[False] = False) -> list[A]: ...
+    def __call__(self, xs: Sequence[A], out: None = None, **how: Unpack[Blocking]) -> list[A]: ...
     @overload
-    def __call__(self, xs: Any, out: O, *, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[False] = False) -> O: ...
+    def __call__(self, xs: Any, out: O, **how: Unpack[Blocking]) -> O: ...
     @overload
-    def __call__(self, xs: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
-                 async_op: Literal[True]) -> Work: ...
+    def __call__(self, xs: Any, out: Any = None, **how: Unpack[Starting]) -> Work: ...
 
 
 class ReducingBlocks(Protocol):
@@ -159,13 +155,13 @@ class ReducingBlocks(Protocol):
 
     @overload
     def __call__(self, x: A, counts: Sequence[int], op: Any = "sum", *, out: None = None, dtype: Any = None,
-                 algorithm: str = "auto", stream: Any = None, async_op: Literal[False] = False) -> A: ...
+                 **how: Unpack[Blocking]) -> A: ...
     @overload
     def __call__(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: O, dtype: Any = None,
-                 algorithm: str = "auto", stream: Any = None, async_op: Literal[False] = False) -> O: ...
+                 **how: Unpack[Blocking]) -> O: ...
     @overload
     def __call__(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: Any = None, dtype: Any = None,
-                 algorithm: str = "auto", stream: Any = None, async_op: Literal[True]) -> Work: ...
+                 **how: Unpack[Starting]) -> Work: ...
 
 
 class Receiving(Protocol):
