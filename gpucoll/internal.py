@@ -125,8 +125,7 @@ def all_gather_metadata(comm: Communicator, metadata: Metadata, call: str, error
     return comm._core.metadata.all_gather(metadata, call, error)
 
 
-def broadcast_metadata(comm: Communicator, root: int, metadata: Metadata, call: str,
-                       error: Failure = None) -> Metadata:
+def broadcast_metadata(comm: Communicator, root: int, metadata: Metadata, call: str, error: Failure = None) -> Metadata:
     """Return the root's JSON object on every rank; errors as in `all_gather_metadata`."""
     return comm._core.metadata.broadcast(root, metadata, call, error)
 

@@ -329,8 +329,7 @@ def _own(entry: Algorithm) -> Algorithm:
             raise ArgumentError(f"{entry.collective}: {entry.name}: a cost formula has no value: {error}",
                                 code="GC-ALGO") from None
         if not all(isinstance(value, int | float) for value in values):
-            raise ArgumentError(f"{entry.collective}: {entry.name}: a cost formula is not a number",
-                                code="GC-ALGO")
+            raise ArgumentError(f"{entry.collective}: {entry.name}: a cost formula is not a number", code="GC-ALGO")
     return entry
 
 

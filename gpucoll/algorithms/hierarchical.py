@@ -171,8 +171,7 @@ def _by_first_ranks(rank: int, size: int, nodes: Nodes, segments: int, inner: st
     yield from _rooted(find("broadcast", down), rank, mine, chunks, summed)
 
 
-def _rooted(way: Algorithm, rank: int, ranks: tuple[int, ...], onto: int,
-            renamed: dict[str, Buffer]) -> Rounds:
+def _rooted(way: Algorithm, rank: int, ranks: tuple[int, ...], onto: int, renamed: dict[str, Buffer]) -> Rounds:
     """Yield a rooted collective among `ranks`; the first of `ranks` is the root."""
     if len(ranks) > 1:
         place = spread(renamed, way.count_chunks(len(ranks), 1), onto)

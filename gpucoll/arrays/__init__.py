@@ -209,8 +209,7 @@ def _gpu_array(name: str, what: str, x: Any) -> Array:
                             code="GC-ARRAY") from error
     if isinstance(x, cupy.ndarray):
         return x
-    return _opened(name, what, x, "CuPy", cupy.from_dlpack,
-                   cupy.from_dlpack if has(x, "__dlpack__") else cupy.asarray)
+    return _opened(name, what, x, "CuPy", cupy.from_dlpack, cupy.from_dlpack if has(x, "__dlpack__") else cupy.asarray)
 
 
 def _opened(name: str, what: str, x: Any, library: str, of_tensor: Callable[[Any], Any],
@@ -337,7 +336,7 @@ class Space:
 
     def read_as(self, row: Array, dtype: Dtype) -> Array:
         """Return `row` in the form used by this space to reduce `dtype`."""
-        return row.view(numpy_dtype(dtype.name))
+        return row if row.dtype.name == dtype.name else row.view(numpy_dtype(dtype.name))
 
     def premultiplied(self, op: Op, row: Array, dtype: Dtype) -> Array:
         """Return the contribution of this rank: `row`, or its product with the factor of the op."""
@@ -619,8 +618,7 @@ def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(itertools.dropwhile(lambda length: length == 1, shape))
 
 
-def _result_shapes(row: Collective, given: tuple[int, ...], shape: tuple[int, ...],
-                   size: int) -> list[tuple[int, ...]]:
+def _result_shapes(row: Collective, given: tuple[int, ...], shape: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
     """Return the shapes allowed for `out`; the first is the shape of allocated results.
 
     `shape` is the shape of a block. An input (size, \\*s) may also mean concatenated blocks (1, \\*s).

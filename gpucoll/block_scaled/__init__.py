@@ -17,13 +17,7 @@ from typing import Any, NamedTuple, Self, cast
 import numpy
 
 from gpucoll import Communicator, internal
-from gpucoll.block_scaled.conversion import (
-    dequantise,
-    largest_and_errors,
-    largest_magnitude,
-    quantise,
-    wide_dtype,
-)
+from gpucoll.block_scaled.conversion import dequantise, largest_and_errors, largest_magnitude, quantise, wide_dtype
 from gpucoll.block_scaled.steps import ScaledMessages, messages, two_steps
 from gpucoll.errors import ArgumentError, ClosedError, DtypeError, GpucollError
 from gpucoll.internal import (

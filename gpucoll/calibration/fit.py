@@ -76,8 +76,7 @@ def contenders(comms: dict[str, Communicator], collective: str) -> list[Contende
     """Return all pairs of executor and algorithm for `collective`; `comms` has a communicator for each executor."""
     some = next(iter(comms.values()))
     names = scheduled(collective, some.size, some.nodes)
-    return [(executor, name) for executor in comms
-            for name in (["native"] if executor == "native" else names)]
+    return [(executor, name) for executor in comms for name in (["native"] if executor == "native" else names)]
 
 
 def sweep(comms: dict[str, Communicator], collective: str, sizes: Sequence[int], device: str,

@@ -20,7 +20,7 @@ from gpucoll.executors.engine.failures import culprit_of, show_failure
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.health.flight import CALLS, LAST, PREAMBLE, Flight
 from gpucoll.health.guard import Guard
-from gpucoll.health.observed import CallObserver, observed
+from gpucoll.health.observed import CallObserver, ObservedCall
 from gpucoll.health.preflight import Preflight
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.plan import Layouts, Plan
@@ -160,8 +160,8 @@ class HostBackend:
     def observed(self, call: Call) -> Call:
         """Return `call` with its comparison and its reports, as far as the engine does not compare and record it."""
         if call.executor.on_engine:
-            return observed(call, self._observers) if self._observers else call
-        return observed(call, self._reported, self)
+            return ObservedCall(call, self._observers, None) if self._observers else call
+        return ObservedCall(call, self._reported, self)
 
     def counters(self) -> list[Any]:
         """Return what counts shares of calls: the engines made so far, and the comparison by messages."""
@@ -234,7 +234,7 @@ class HostBackend:
     @property
     def compares_calls(self) -> bool:
         """Whether the engine compares the calls of all ranks."""
-        return self._shared is not None and self._shared.compares_calls
+        return self._shared is not None and self._shared.kind.compares and self._shared.engine is not None
 
     @property
     def compares_first(self) -> bool:

@@ -76,7 +76,6 @@ class KnownCall:
     seconds: Array | None
     rows: tuple[Any, Any] | None = None
     allocates: tuple[tuple[int, ...], Any] | None = None
-    is_new: bool = False  # whether each call makes a new result, where this rank has a result
     launch: CallLauncher | None = None  # enqueues the call on a GPU without a wait
     output: Output | None = None
     options: Key = ()  # name, op, root and algorithm of a call in the table
@@ -108,9 +107,9 @@ def known_call(x: Any, out: Any, ready: ReadyCall, seconds: Array | None, *,
     is_new = allocates and out is not x
     made = (out.shape, out.dtype) if is_new and out is not None else None
     if is_new or not on_device:
-        return KnownCall(ready.call, seconds, None, made, is_new)
+        return KnownCall(ready.call, seconds, None, made)
     source, target = (None if row is None else DeviceRow(row) for row in (ready.source, ready.target))
-    return KnownCall(ready.call, seconds, (source, target), made, is_new, output=output_of(request, out, ready.target))
+    return KnownCall(ready.call, seconds, (source, target), made, output=output_of(request, out, ready.target))
 
 
 def _is_plain(x: Any, row: Any) -> bool:
@@ -205,11 +204,11 @@ class Calls:
         # A repeatable call needs options that compare by value: names and a root, no op object.
         cache_key: Key = ()
         if dtype is None and not async_op and type(op) is type(algorithm) is str and type(root) is int:
-            cache_key = name, op, root, algorithm
             if self.group is None and stream is None:
                 same = self.same.get((name, op, root, algorithm, id(x), id(out)))
                 if same is not None and (result := same(x, out)) is not NotImplemented:
                     return result
+            cache_key = name, op, root, algorithm
         if name in self.others:
             return self.others[name](name, op, root, algorithm, x, out, dtype, stream, async_op)
         return self._collective(cache_key, name, op, root, x, out, dtype, CallOptions(algorithm, async_op, stream))
@@ -313,7 +312,7 @@ class Calls:
 
         `cache_key` is the key without the arrays. The engine matches calls by shape and dtype, this table by address.
         """
-        request, executor = ready.call.request, ready.call.executor
+        request, captures = ready.call.request, ready.call.executor.captures
         known = known_call(x, call.result, ready, seconds, allocates=out is None)
         try:
             plan = known and self.engine_plan(ready.call)
@@ -324,7 +323,7 @@ class Calls:
         key = key_of(cache_key, x, out) if cache_key[0] == request.collective else ()  # no key for a step of another
         # Not repeatable: calls that may not be captured must ask the stream each time, and on a device the first rank
         # of an exscan fills its result through CuPy.
-        is_asked = known.is_new and not executor.captures and request.device == "cuda"
+        is_asked = out is None and call.result is not x and not captures and request.device == "cuda"
         is_filled = request.collective == "exscan" and request.device != "cpu"
         if plan is None and key and not (request.header or request.collective == "scatter" or is_asked or is_filled):
             # Rare: a program with more kinds of calls pays for resolving them again.
@@ -426,10 +425,9 @@ class Calls:
             output, launch = known.output, known.launch
         keep = None if stream is None or gpu.device.is_current(on) else (x, result)
         # The short way: enqueue at once, if the stream needs no preparation and no other call is queued.
-        if launch is not None and (not gpu.device.asynchronous or gpu.device.is_open(on)):
+        if launch is not None and gpu.device.is_open(on):
             try:
-                is_made = self.complete(gpu.device, launch, on, request) if not gpu.device.asynchronous else \
-                    self._waits.at_once(gpu.order.enqueue, request.collective, launch, on, output, keep)
+                is_made = self.enqueuer(gpu, request, launch, on, output, keep)()
             except BaseException:
                 keep_for_ever((x, result))  # the kernel may have been enqueued
                 raise
@@ -448,14 +446,29 @@ class Calls:
             known.launch = call.launcher(ready.source, ready.target)
         return result
 
-    def complete(self, device: Any, launch: Any, on: Any, request: CallRequest) -> bool:
-        """Carry out a repeated call on the emulated device to its end; the order of streams needs no note then."""
-        began = time.monotonic_ns()
-        self._waits.run(device.carried_out(launch, on), request.collective)
-        sums = self._core.record.python[kind_of(request)]
-        self._core.record.enqueued(sums, request.nbytes)
-        sums[4] += 1e-9 * (time.monotonic_ns() - began)  # nothing compares the call: all its time moves data
-        return True
+    def enqueuer(self, gpu: Any, request: CallRequest, launch: Any, on: Any, output: Output | None,
+                 keep: object = None) -> Callable[[], bool]:
+        """Return a function that enqueues a repeated call, unless other calls are queued; it returns whether it does.
+
+        On the emulated device it carries out the call to its end, and the order of streams needs no note then.
+        """
+        waits, record, name = self._waits, self._core.record, request.collective
+        if gpu.device.asynchronous:
+            return functools.partial(waits.at_once, gpu.order.enqueue, name, launch, on, output, keep)
+        sums = record.python[kind_of(request)]
+
+        def complete() -> bool:
+            if waits.failure is not None:
+                return False
+            began = time.monotonic_ns()
+            waits.run(gpu.device.carried_out(launch, on), name)
+            record.left = time.monotonic_ns()  # as `CallRecord.enqueued`
+            sums[0] += 1
+            sums[1] += request.nbytes
+            sums[4] += 1e-9 * (record.left - began)  # nothing compares the call: all its time moves data
+            return True
+
+        return complete
 
     @reports_refusals
     def barrier(self, options: CallOptions, cache_key: Key) -> Any:
@@ -534,33 +547,24 @@ def same_call(core: Core, known: KnownCall, stream: Any, x: Any, out: Any) -> Ca
     """Return a function that repeats a call on a GPU on the same two arrays, in the same current stream.
 
     It looks nothing up: arrays, stream and device are compared with those of the call before. It returns the result;
-    or NotImplemented, with nothing done, if anything has changed. On the emulated device the call has ended then.
+    or NotImplemented, with nothing done, if anything has changed.
     """
     gpu = core.gpus[known.call.request.device]
     owners = weakref.ref(x), (lambda: None) if out is None else weakref.ref(out)
     (same_x, same_out), waits, has_ended = owners, core.waits, core.link.has_ended
-    current, at_once, device, ordinal = gpu.device.current_stream, waits.at_once, gpu.device.active, gpu.device.ordinal
-    enqueue, request, has_output = gpu.order.enqueue, known.call.request, known.call.request.has_output
+    current, device, ordinal = gpu.device.current_stream, gpu.device.active, gpu.device.ordinal
+    request, has_output = known.call.request, known.call.request.has_output
+    enqueue = core.calls.enqueuer(gpu, request, known.launch, stream, known.output)
 
     def repeat(x: Any, out: Any) -> Any:
         if same_x() is not x or same_out() is not out or current() is not stream or waits.ended is not None \
                 or has_ended() or device() != ordinal or stream.is_capturing():
             return NotImplemented
         try:
-            is_made = at_once(enqueue, request.collective, known.launch, stream, known.output)
+            is_made = enqueue()
         except BaseException:
             keep_for_ever((x, out))  # the kernel may have been enqueued
             raise
         return NotImplemented if not is_made else x if out is None and has_output else out
 
-    def complete(x: Any, out: Any) -> Any:
-        if same_x() is not x or same_out() is not out or waits.failure or waits.ended or has_ended():
-            return NotImplemented
-        try:
-            core.calls.complete(gpu.device, known.launch, stream, request)
-        except BaseException:
-            keep_for_ever((x, out))
-            raise
-        return x if out is None and has_output else out
-
-    return repeat if gpu.device.asynchronous else complete
+    return repeat

@@ -41,7 +41,7 @@ class Core:
         rules(options.prefer)  # raise for a wrong GPUCOLL_ALGO here, not at the first call
         if link.executor is not None and options.emulated:  # the transport's executor takes host arrays as they are
             options = options._replace(device=None)
-        self.link, self.options, self.emulated = link, options, options.emulated
+        self.link, self.options, self.emulated, self._ordinal = link, options, options.emulated, options.ordinal
         self.rank, self.size = link.place.rank, link.place.size
         self.life = life = assemble(link, options)
         self.waits, self.host, self.gpus, self.record = life.waits, life.host, life.gpus, life.record
@@ -52,7 +52,7 @@ class Core:
 
     @functools.cached_property
     def device(self) -> int | None:
-        return self.link.own_gpu(self.options.ordinal)
+        return self.link.own_gpu(self._ordinal)
 
     def space(self, name: str, *arrays: Any, stream: Any = None, meets: bool = True) -> Space:
         """Return the space of a call: the GPU for GPU arrays, else the host or, if chosen, the emulated device.

@@ -262,8 +262,7 @@ def grow(comm: Communicator, size: Any, seats: Sequence[int], timeout: Any, call
                                 "shrink() for fewer", code="GC-GROW")
     except ArgumentError as error:
         mine = error
-    facts: Any = {"error": str(mine)} if mine else {
-        "size": int(size), "secret": regroup.proves(link.members.lineage)}
+    facts: Any = {"error": str(mine)} if mine else {"size": int(size), "secret": regroup.proves(link.members.lineage)}
     everyone = core.metadata.all_gather(facts, call, mine)
     check_alike(call, everyone, "size", "GC-GROW")
     if size > comm.size:

@@ -31,8 +31,7 @@ from gpucoll.health.preflight import Deferring
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.progress.operations import Operation, keep_for_ever
-from gpucoll.progress.pauses import SHORTEST_SLEEP
-from gpucoll.progress.waits import Progress
+from gpucoll.progress.waits import SHORTEST_SLEEP, Progress
 from gpucoll.transport.control import exchange
 from gpucoll.transport.tags import TAGS, Tag
 
@@ -398,8 +397,7 @@ def make_gpu(name: str, link: Transport, waits: Progress, ordinal: int | None, s
         # Threads' tags have no limit. Tags above MPI's keep device messages apart from those of the host.
         points = LocalTransport(link.points, TAGS, device, are_users=True)
         return Gpu(device, points, functools.partial(_threads_meet, link, waits))
-    return Gpu(device, _pairs(device, link, waits, settings),
-               functools.partial(_processes_meet, link, waits, settings))
+    return Gpu(device, _pairs(device, link, waits, settings), functools.partial(_processes_meet, link, waits, settings))
 
 
 def _cuda(ordinal: int | None) -> Any:

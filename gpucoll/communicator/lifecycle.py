@@ -40,7 +40,7 @@ from gpucoll.health.observed import CallObserver, observers_of
 from gpucoll.health.preflight import EXPLAINS, DeferredOnNode, Deferring, Preflight
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, gpu_index
 from gpucoll.progress.operations import kind_of
-from gpucoll.progress.waits import Progress
+from gpucoll.progress.waits import HERE, Progress
 from gpucoll.transport.process import PROCESS
 
 GRACE = 1.0  # seconds for work on a GPU to end by itself, after a failure not yet known on the GPU
@@ -367,5 +367,5 @@ def _at_exit() -> None:
     end_process(_alive)
 
 
-PROCESS.forks.append(_after_fork)
+PROCESS.forks += [HERE.__init__, _after_fork]  # type: ignore[misc] # the thread of the child has another number
 atexit.register(_at_exit)

@@ -186,8 +186,7 @@ class StoreLink(Transport):
         if rank == 0 and size > 1 and address is not None:
             ports.holds(address, is_open=True)
         store.worlds += 1
-        return cls(store, f"world {store.worlds}", rank, size, timeout, lineage, needs_ucx=True,
-                   by_ucx=by_ucx)
+        return cls(store, f"world {store.worlds}", rank, size, timeout, lineage, needs_ucx=True, by_ucx=by_ucx)
 
     @classmethod
     def regrouped(cls, place: Place, timeout: float, *, by_ucx: bool = False) -> StoreLink:

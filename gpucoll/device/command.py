@@ -198,8 +198,7 @@ def main(options: Any) -> int:
                           "seconds": round(seconds, 2), "failed": sum(bool(one.error) for one in made),
                           "kernels": [one._asdict() for one in made]}))
     else:
-        print("\n".join([*table(made), *failures(made, release),
-                         _total(made, release, seconds, jobs)]))
+        print("\n".join([*table(made), *failures(made, release), _total(made, release, seconds, jobs)]))
     return int(any(one.error for one in made))
 
 

@@ -68,7 +68,7 @@ class LocalTransport(DeviceTransport):
         return words, self._wire.Irecv([words.view(numpy.uint8), "B"], peer, tag)
 
     def _copy(self, part: GroupPart, words: Any, stream: Any, mismatches: list[MismatchError]) -> None:
-        address, nbytes, ready, ordinal = (int(word) for word in words)
+        address, nbytes, ready, ordinal = words.tolist()
         if ordinal != self._device.ordinal:
             raise UsageError(f"rank {part.peer} is on GPU {ordinal}, this rank on GPU {self._device.ordinal}; ranks "
                              "that are threads can only share one GPU", code="GC-DEVICE")

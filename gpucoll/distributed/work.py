@@ -8,7 +8,7 @@ from typing import Any
 
 import gpucoll.progress.waits
 from gpucoll.errors import CollectiveTimeout, GpucollError
-from gpucoll.progress.pauses import SHORTEST_SLEEP
+from gpucoll.progress.waits import SHORTEST_SLEEP
 from gpucoll.transport.rendezvous import becomes
 
 

@@ -42,13 +42,12 @@ class Guard:
                  progress: Callable[[], Mapping[int, LastCall]], farewells: Callable[[], Mapping[int, Farewell]],
                  since: Callable[[], float], *, position: Callable[[], tuple[int, int]] = lambda: (0, 0),
                  last: Callable[[int], LastCall | None] = lambda rank: None,
-                 needs_all: Callable[[], bool] = lambda: True,
-                 messages: Callable[[int], str] = lambda rank: "",
+                 needs_all: Callable[[], bool] = lambda: True, messages: Callable[[int], str] = lambda rank: "",
                  shown: Callable[[int], int | None] = lambda rank: None) -> None:
         self._rank, self._processes = rank, processes
         self._awaited, self._progress, self._farewells, self._since = awaited, progress, farewells, since
-        self._position, self._last, self._needs_all, self._messages = position, last, needs_all, messages
-        self._shown = shown
+        self._position, self._last, self._messages = position, last, messages
+        self._needs_all, self._shown = needs_all, shown
         self.left: dict[int, Farewell] = {}  # the farewells heard so far
         # Ranks that wait elsewhere for this rank, in `close` of a larger communicator or in `from_mpi`; `is_away`
         # returns whether this rank has yet to come there.

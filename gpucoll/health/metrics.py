@@ -47,8 +47,7 @@ def place_of(wanted: str) -> Path | int:
         return Path(place)
     if way == "port" and place.isdecimal() and 0 < int(place) < 1 << 16:
         return int(place)
-    raise ArgumentError(f"GPUCOLL_METRICS={wanted!r} is not of the form file:F.prom or port:9400",
-                        code="GC-OPTION")
+    raise ArgumentError(f"GPUCOLL_METRICS={wanted!r} is not of the form file:F.prom or port:9400", code="GC-OPTION")
 
 
 class Exporter:

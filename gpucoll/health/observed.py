@@ -63,13 +63,14 @@ class ObservedCall(Call):
         enqueue = self._call.launcher(source, target)
         if enqueue is None or shares is None:
             return None
-        description, sums, timed, record = self.request.description, self._sums, self._timed, shares.record
+        sums, timed, record = self._sums, self._timed, shares.record
+        start = None if comparison is None else comparison.starter(self.request.description, timed)
 
         def launch(stream: Any) -> None:
-            if comparison is None:
+            if start is None:
                 shares.call_count += 1
             else:  # first: an error of the comparison keeps the call from being enqueued
-                comparison.begin(description, timed)
+                start()
             times: Any = timed and timed.begin(sums, stream)
             enqueue(stream)
             if timed is not None:
@@ -212,21 +213,14 @@ class Fault:
                 raise BackendError(f"{request.collective}: the fault of GPUCOLL_FAULT", code="GC-FAULT")
 
 
-def observed(call: Call, observers: Sequence[CallObserver], comparison: Any = None) -> Call:
-    """Return a call with these observers, or the call itself if nothing observes or compares."""
-    return ObservedCall(call, observers, comparison) if observers or comparison else call
-
-
 def observers_of(rank: int, environment: Mapping[str, str]) -> list[CallObserver]:
     """Return the observers requested by GPUCOLL_DEBUG and GPUCOLL_FAULT; raise ArgumentError for unknown values."""
     found: list[CallObserver] = []
     level, fault = environment.get("GPUCOLL_DEBUG", ""), environment.get("GPUCOLL_FAULT", "")
     if level and level not in LEVELS:
         raise ArgumentError(f"GPUCOLL_DEBUG={level!r}{nearest(level, LEVELS)}", code="GC-OPTION")
-    if level == "nvtx":
-        found.append(Ranges())
-    elif level:
-        found.append(Log(rank, level, logger()))
+    if level:
+        found.append(Ranges() if level == "nvtx" else Log(rank, level, logger()))
     if fault and (chosen := Fault.of(fault)).rank == rank:
         found.append(chosen)
     return found

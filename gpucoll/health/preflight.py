@@ -8,6 +8,7 @@ A rank that refuses the arguments of a call shows the refusal instead of the des
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -17,8 +18,7 @@ from gpucoll.core.signature import LastCall, is_refusal
 from gpucoll.errors import GpucollError
 from gpucoll.executors import LengthsDiffer, call_site, disagreement, lack_lengths, shortened
 from gpucoll.progress.operations import Operation
-from gpucoll.progress.pauses import SHORTEST_SLEEP
-from gpucoll.progress.waits import Progress
+from gpucoll.progress.waits import SHORTEST_SLEEP, Progress
 from gpucoll.transport.control import Exchange
 from gpucoll.transport.tags import Tag
 
@@ -60,10 +60,16 @@ class Deferring:
         if shares is not None:
             shares.exchanged(self.heard)
 
-    def begin(self, description: str, shares: DeviceShares | None = None) -> None:
-        """Do as `deferred`; this thread itself waits. The caller holds the lock of `Progress.gate`."""
-        for pending in self.deferred(description, shares):
-            self._waits.until(getattr(pending, "patient", pending), "comparing calls", self._waits.deadline())
+    def starter(self, description: str, shares: DeviceShares | None = None) -> Callable[[], None]:
+        """Return a function that does as `deferred` each time; this thread itself waits.
+
+        The caller holds the lock of `Progress.gate`.
+        """
+        def start() -> None:
+            for pending in self.deferred(description, shares):
+                self._waits.until(getattr(pending, "patient", pending), "comparing calls", self._waits.deadline())
+
+        return start
 
     def settled(self) -> Operation:
         """Wait until the last call is known to agree on all ranks; raise if ranks differ in it."""
@@ -115,6 +121,10 @@ class DeferredOnNode(Deferring):
             raise
         if stamps is not None:
             self.heard = numpy.frombuffer(engine.heard(), numpy.int64)
+
+    def starter(self, description: str, shares: DeviceShares | None = None) -> Callable[[], None]:
+        make: Callable[..., Callable[[], None]] = super().starter if shares else self._executor.deferrer
+        return make(description, shares or self._waits)
 
     def explain(self, patience: float) -> GpucollError | None:
         # A rank may have found that its call on a GPU meets a call on the host here, which awaits other ranks.

@@ -252,9 +252,9 @@ def timeline(groups: dict[str, list[Story]]) -> dict[str, Any]:
             events.append({"ph": "M", "name": "process_name", "pid": story.rank,
                            "args": {"name": f"rank {story.rank} on {story.host}"}})
             for call in story.calls:
+                words = {"call": call.number, "words": call.description, "place": call.site}
                 shared = {"name": call.signature.collective, "cat": group, "pid": story.rank, "tid": group,
-                          "ts": call.began / 1e3,
-                          "args": {"call": call.number, "words": call.description, "place": call.site}}
+                          "ts": call.began / 1e3, "args": words}
                 events.append(shared | ({"ph": "B"} if call.ended is None else
                                         {"ph": "X", "dur": (call.ended - call.began) / 1e3}))
     return {"traceEvents": events, "displayTimeUnit": "ns"}
@@ -286,8 +286,7 @@ def written(folder: Path, trace: Path | None, as_json: bool, *, by_rank: bool = 
     groups, damaged = stories(folder)
     if not groups:
         raise ArgumentError(f"{folder} has no file of the flight recorder{': ' if damaged else ''}"
-                            f"{'; '.join(damaged)}; GPUCOLL_DUMP_DIR sets the folder for these files",
-                            code="GC-FILE")
+                            f"{'; '.join(damaged)}; GPUCOLL_DUMP_DIR sets their folder", code="GC-FILE")
     if trace is not None:
         trace.write_text(json.dumps(timeline(groups)))
     if by_rank:

@@ -194,8 +194,7 @@ def start_deadline(timeout: float) -> contextlib.AbstractContextManager[None]:
 default_transport: Callable[[], Any] | None = None
 
 
-def job(timeout: float, given: StorePlace | None = None,
-        environment: Mapping[str, str] = os.environ) -> Any:
+def job(timeout: float, given: StorePlace | None = None, environment: Mapping[str, str] = os.environ) -> Any:
     """Return where the ranks of `gpucoll.init` meet; it has a `rank` and a `size`.
 
     It is the transport of `default_transport`, the `given` place, a place in a store, or COMM_WORLD. A lone process

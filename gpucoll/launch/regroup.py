@@ -234,8 +234,7 @@ def _invite(ranks: Membership, seats: Mapping[int, Connection], mine: int, size:
 # ---------------------------------------------------------------- the calls
 
 
-def survivors(ranks: Membership, ended: Callable[[], Collection[int]], timeout: float,
-              options: Sequence[Any]) -> Place:
+def survivors(ranks: Membership, ended: Callable[[], Collection[int]], timeout: float, options: Sequence[Any]) -> Place:
     """Return this rank's place among the ranks that are left; a collective call of these ranks.
 
     `ended` returns the ranks known to be dead. Raises CollectiveTimeout if a living rank does not come, and StoreError

@@ -7,8 +7,7 @@ import time
 
 from gpucoll.errors import UsageError
 from gpucoll.progress.operations import Work, all_served, throw
-from gpucoll.progress.pauses import nap_after
-from gpucoll.progress.waits import Progress
+from gpucoll.progress.waits import Progress, nap_after
 
 # Seconds for the partners of unfinished sends, as long as they are at work; and seconds before a word about the wait.
 LINGER, SILENT = 3.0, 1.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, MutableSequence, Sequence, Sized
@@ -25,17 +26,8 @@ from gpucoll.errors import (
     is_settled,
 )
 from gpucoll.progress.deadlines import limited
-from gpucoll.progress.operations import (
-    Operation,
-    Pending,
-    Work,
-    keep_for_ever,
-    kind_of,
-    start_serving,
-    throw,
-)
+from gpucoll.progress.operations import Operation, Pending, Work, keep_for_ever, kind_of, start_serving, throw
 from gpucoll.progress.partners import End, MessageWait, timed_out
-from gpucoll.progress.pauses import nap_after, yields_at_once
 
 # Seconds of polling that only yields the core; longer waits also sleep. A yield reacts fastest, a sleep frees the core.
 SPIN = 5e-3
@@ -45,7 +37,44 @@ WAITED = 100e-6
 # Seconds of polling a message between two ranks in the caller's thread, before the progress thread takes over: most
 # messages end sooner, and a `Work` and a thread switch cost more.
 SOON = 1e-3
+# Seconds of a wait before it looks at the other ranks, which costs as much as many polls: most waits end sooner.
+FIRST_LOOK = 5e-3
+SHORTEST_SLEEP = 20e-6  # seconds; less would gain nothing, as Linux adds a timer slack of some 50 us
+DEAR = 500e-6  # seconds: a yield that takes longer has given the core to a computing process
+# Polling steals CPU from the user's thread, so sleep 1/16 of the time since the last progress: an operation is late by
+# at most 1/16 of its wait, and by at most 200 us for each rank on a core.
+SLEEP_SHARE, LONGEST_SLEEP = 1 / 16, 200e-6
 NO_STORE = contextlib.nullcontext()
+
+
+class CallingThread(threading.local):
+    """The system's `number` of the calling thread, asked for once: the system call is as dear as a short call."""
+
+    def __init__(self) -> None:
+        self.number = threading.get_native_id()
+
+
+HERE = CallingThread()
+
+
+def yields_at_once() -> bool:
+    """Yield the core; return whether this thread ran again at once.
+
+    If another process computes on this core, a yield gives that process a slice of milliseconds. The caller then sleeps
+    instead of yielding: a sleep costs only tens of microseconds.
+    """
+    began = time.monotonic()
+    os.sched_yield()
+    return time.monotonic() - began < DEAR
+
+
+def nap_after(waited: float, crowd: float = 1.0) -> float:
+    """Return the seconds to sleep before the next poll, after `waited` seconds without progress.
+
+    `crowd` is the number of ranks per core: all may poll, and so share the core.
+    """
+    return min(max(1.0, crowd) * LONGEST_SLEEP, max(SHORTEST_SLEEP, SLEEP_SHARE * waited))
+
 
 class Progress:
     """Deadline, abort and hooks of one communicator's waits; also the order of the operations.
@@ -105,9 +134,9 @@ class Progress:
         """Drive `operation` to the end in this thread, after all submitted before; UsageError inside another call."""
         if self.blocks():
             raise UsageError(f"{name}: called inside another call of this communicator, as by a signal handler")
-        self.thread = threading.get_native_id()
+        self.thread = HERE.number
         # The common case: nothing is queued, so drive the operation here, without a `Work` and the progress thread.
-        if self._stepping.acquire(blocking=False):
+        if self._stepping.acquire(False):
             try:
                 if not self._queue:
                     self._drive(operation, name)
@@ -120,10 +149,10 @@ class Progress:
 
     def at_once(self, call: Callable[..., None], name: str, *arguments: Any) -> bool:
         """Make a call that never waits, such as a GPU launch, unless work is queued or failed; return whether made."""
-        if self._queue or self.failure is not None or not self._stepping.acquire(blocking=False):
+        if self._queue or self.failure is not None or not self._stepping.acquire(False):
             return False
         try:
-            self._owner, self.thread = threading.get_ident(), threading.get_native_id()
+            self._owner, self.thread = threading.get_ident(), HERE.number
             call(*arguments)
         except BaseException as error:
             self._failed(error, iter(()), name)
@@ -197,19 +226,20 @@ class Progress:
     def _poll(self, done: Pending, name: str, deadline: float, ends: Sequence[End]) -> None:
         began = self.waits_since = time.monotonic()
         self.name, patience = name, began + self._spin
-        # Poll, because no single event covers shared memory, MPI, sockets and GPU events together. Between polls: run
-        # the hooks, advance messages between two ranks, then yield the core or sleep.
+        # Poll, because no single event covers shared memory, MPI, sockets and GPU events together. Between polls: after
+        # a while run the hooks, advance messages between two ranks, then yield the core or sleep.
         while True:
             looked = time.monotonic()
             if done():
                 return
-            has_waited = time.monotonic() - looked > WAITED
-            self.look(name)
+            now = time.monotonic()
+            has_waited = now - looked > WAITED
+            if now > began + FIRST_LOOK:
+                self.look(name)
             # A blocking call holds `_stepping` for its whole length, so only its own thread can advance messages
             # between two ranks. The peer may need them before it comes to this collective.
             if self._alone and self.blocks():
                 self._advance_alone()
-            now = time.monotonic()
             if now > deadline:
                 raise self.late(name, ends)
             if has_waited:
@@ -336,9 +366,9 @@ class Progress:
 
     def soon(self, operation: Operation, name: str, result: Any) -> Work | None:
         """Carry out a message between two ranks; return None if done within SOON seconds, else the `Work` left."""
-        if not self._stepping.acquire(blocking=False):
+        if not self._stepping.acquire(False):
             return self.start(Work(self, operation, name, result))
-        self.thread = threading.get_native_id()
+        self.thread = HERE.number
         try:
             pending, patience = next(operation, None), 0.0
             while pending is not None:
@@ -372,7 +402,7 @@ class Progress:
 
     def _begin(self, work: Work, works: MutableSequence[Work]) -> Work:
         self.check()
-        self.thread = threading.get_native_id()
+        self.thread = HERE.number
         works.append(work)
         # Take the first steps here: the messages leave at once, and short operations end without the progress thread.
         self.advance()
@@ -382,7 +412,7 @@ class Progress:
 
     def advance(self) -> None:
         """Advance every operation as far as possible without waiting; return at once while another thread does so."""
-        if not self._stepping.acquire(blocking=False):
+        if not self._stepping.acquire(False):
             return
         try:
             with self.context:

@@ -204,8 +204,7 @@ class PartnerCopy:
             _wait(arrays.values())
         number = 1 + max((one[0] for metadata in everyone for one in metadata["divisions"]), default=0)
         kept = _with_state(optimizer, portions[comm.rank].state, 0 if source is None else source.steps)
-        return self._complete(Division(number, comm, kind, portions, kept, remembered(compression)), comm,
-                              optimizer)
+        return self._complete(Division(number, comm, kind, portions, kept, remembered(compression)), comm, optimizer)
 
     def _collect(self, source: Source, arrays: Parameters, portions: Mapping[int, Portion], comm: Communicator,
                  optimizer: Optimizer) -> None:

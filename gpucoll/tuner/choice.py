@@ -48,8 +48,7 @@ def allowed(text: str, collective: str, there: Sequence[str]) -> Sequence[str]:
     left = [name for name in there if name not in names] if rule.excluded else \
         [name for name in names if base(name) in (*there, *own_names(collective))]
     if not left and collective in known:
-        raise ArgumentError(f"GPUCOLL_ALGO excludes all algorithms of {collective}: {', '.join(there)}",
-                            code="GC-ALGO")
+        raise ArgumentError(f"GPUCOLL_ALGO excludes all algorithms of {collective}: {', '.join(there)}", code="GC-ALGO")
     return left or there
 
 

@@ -6,7 +6,7 @@ import sys
 import numpy
 
 # The files of a wait for another rank: how late the other rank is decides whether a call passes them.
-WAITING = ("progress/waits.py", "progress/pauses.py", "health/guard.py", "health/processes.py")
+WAITING = ("progress/waits.py", "health/guard.py", "health/processes.py")
 
 
 def passed(call):

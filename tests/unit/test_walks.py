@@ -12,8 +12,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.health.flight import CallRecord
-from gpucoll.progress.pauses import nap_after, yields_at_once
-from gpucoll.progress.waits import Progress
+from gpucoll.progress.waits import Progress, nap_after, yields_at_once
 
 PACKAGE = gc.__file__.removesuffix("__init__.py")
 # How late the other rank is decides whether a call passes these.
@@ -34,8 +33,8 @@ MOST = {
     "shared": dict.fromkeys(CALLS, (16, 60, 3, 40)) | {"all_gather_v": (20, 73, 3, 40), "sendrecv": (16, 60, 2, 20)},
     "mpi": dict.fromkeys(CALLS, (16, 60, 3, 40)) | {
         "all_gather out=": (17, 60, 3, 40), "all_gather_v": (23, 85, 3, 40), "sendrecv": (16, 60, 4, 95)},
-    "nccl": dict.fromkeys([*CALLS][:4], (27, 106, 10, 240)) | {"all_reduce": (27, 106, 11, 340)},
-    "peer": dict.fromkeys([*CALLS][:4], (32, 134, 7, 170)) | {"all_reduce": (32, 134, 9, 210)},
+    "nccl": dict.fromkeys([*CALLS][:4], (25, 102, 8, 180)) | {"all_reduce": (25, 102, 11, 330)},
+    "peer": dict.fromkeys([*CALLS][:4], (30, 129, 5, 105)) | {"all_reduce": (30, 129, 9, 205)},
 }
 
 

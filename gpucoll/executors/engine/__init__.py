@@ -255,6 +255,20 @@ class NodeEngine(Executor):
         finally:
             self.described = ""
 
+    def deferrer(self, description: str, waits: Progress) -> Callable[[], None]:
+        """Return a function that begins to compare a call, and judges the call deferred before; see `Deferring`."""
+        plan, defer = self.plans.deferred(description), self.engine.defer
+
+        def start() -> None:
+            try:
+                if not defer(plan, None):
+                    waits.slow_wait(self.engine, "comparing calls")
+            except BaseException as error:
+                self.cancel(error, plan)
+                raise
+
+        return start
+
     def judge(self) -> set[int]:
         """Return the ranks that have not come to the deferred call; raise the error if ranks differ in it."""
         if self.engine is None or not (number := self.engine.open()):

@@ -30,7 +30,8 @@ class EmulatedDevice(CudaDevice):
         super().__init__(ordinal)
         _memory.foreign[:] = [self]
         self.kernels = Kernels(self._load, PROCESSORS, threads=THREADS)
-        self._main = self.new_stream()
+        # A call always finds this stream and this GPU current: the host waits for its end.
+        self._main, self.current_stream, self.active = self.new_stream(), lambda: self._main, lambda: ordinal
 
     channels = staticmethod(lambda ranks: CHANNELS)
     moves_rows = is_current = staticmethod(lambda _: True)
