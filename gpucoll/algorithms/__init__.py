@@ -487,9 +487,18 @@ def find(collective: str, name: str) -> Algorithm:
     return entry.bind(entry, parameters)._replace(name=name)
 
 
+def is_native(algorithm: Any) -> bool:
+    """Return whether a call asks for NCCL's or MPI's own collective, with or without an algorithm of NCCL.
+
+    >>> is_native("native"), is_native("native(ring)"), is_native("ring")
+    (True, True, False)
+    """
+    return isinstance(algorithm, str) and algorithm.partition("(")[0] == "native"
+
+
 def segments(collective: str, algorithm: str, nbytes: int, size: int) -> int:
     """Return the number of segments of a call on `nbytes`: 1 for an algorithm without pipelining."""
-    entry = None if algorithm == "native" else find(collective, algorithm)
+    entry = None if is_native(algorithm) else find(collective, algorithm)
     if entry is None or "segments" not in entry.options:
         return 1
     return max(1, min(MOST_SEGMENTS, -(-nbytes // _segment(entry.traits, size))))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpucoll.algorithms import schedule
+from gpucoll.algorithms import is_native, schedule
 from gpucoll.arrays import Array, address
 from gpucoll.arrays.segments import Heap, Slab, reserved
 from gpucoll.core.collectives import COLLECTIVES
@@ -56,7 +56,7 @@ def able(backend: Backend, request: CallRequest, allowed: str | None) -> tuple[s
     `hybrid` sends the same messages between nodes and none inside a node.
     """
     name, algorithm = request.collective, request.algorithm
-    there = [one for one in backend.executors if algorithm == "auto" or (one.name == NATIVE) == (algorithm == NATIVE)]
+    there = [one for one in backend.executors if algorithm == "auto" or (one.name == NATIVE) == is_native(algorithm)]
     asked = [one for one in there if allowed in (None, one.name)]
     if not asked:
         raise _refused(request, there, allowed)
@@ -98,7 +98,7 @@ def compile_request(backend: Backend, request: CallRequest, tuner: Tuner, place:
     choice = tuner.choose(request.collective, request.algorithm, request.nbytes, able(backend, request, allowed),
                           request.device, request.order)
     chosen = next(one for one in backend.executors if one.name == choice.executor)
-    plan = None if choice.algorithm == NATIVE else make_plan(request, choice, place)
+    plan = None if is_native(choice.algorithm) else make_plan(request, choice, place)
     call = chosen.compile(replace(request, algorithm=choice.algorithm, plan=plan))
     if isinstance(call, Refusal):
         raise ArgumentError(f"{request.collective}: executor {choice.executor} cannot run this call: {call.reason}",

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from gpucoll.algorithms import find
+from gpucoll.algorithms import find, is_native
 from gpucoll.arrays import (
     HOST,
     NOTHING,
@@ -262,7 +262,7 @@ class Calls:
         # premul_sum and the mean of narrow floats scale a copy of the input: the call is not in place then.
         source = call.input if op is None or call.input is None else space.premultiplied(op, call.input, call.dtype)
         target = None if call.target is None else call.target.row
-        if options.algorithm not in ("auto", "native"):
+        if options.algorithm != "auto" and not is_native(options.algorithm):
             find(row.name, options.algorithm)
         request = CallRequest(
             row.name, options.algorithm, call.dtype, op, root, call.nbytes,

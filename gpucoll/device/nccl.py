@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from gpucoll.device import GroupPart, Waiting
 from gpucoll.device.gpus import cupy, nccl
 from gpucoll.device.gpus import library as loaded
-from gpucoll.device.nccl_settings import WINDOWS, written
+from gpucoll.device.nccl_settings import SELECTION_SINCE, WINDOWS, selecting, written
 from gpucoll.errors import BackendError, CollectiveTimeout
 from gpucoll.progress.operations import Operation, Pending, keep_for_ever
 from gpucoll.progress.waits import Progress
@@ -35,6 +35,9 @@ CUPYS = {"all_reduce": "allReduce", "reduce": "reduce", "reduce_scatter": "reduc
 # Collectives missing in CuPy's binding, and the NCCL version introducing these functions, as ncclGetVersion counts.
 FOREIGN = {"all_to_all": "ncclAlltoAll", "gather": "ncclGather", "scatter": "ncclScatter"}
 FOREIGN_SINCE = 22800
+# The functions of the collectives that take an algorithm of NCCL.
+SELECTING = {"all_reduce": "ncclAllReduceConfig", "reduce": "ncclReduceConfig", "broadcast": "ncclBroadcastConfig",
+             "reduce_scatter": "ncclReduceScatterConfig", "all_gather": "ncclAllGatherConfig"}
 WINDOWS_SINCE = 22700
 SPLIT_SINCE = 21800
 NO_COLOR = -1  # NCCL_SPLIT_NOCOLOR
@@ -163,14 +166,18 @@ class Nccl:
 
         return launch
 
-    def collective(self, name: str, source: int, target: int, count: int, dtype: str, *more: int) -> NcclCall:
+    def collective(self, name: str, source: int, target: int, count: int, dtype: str, *more: int,
+                   selection: str = "") -> NcclCall:
         """Return the collective `name` on the arrays at the addresses `source` and `target`.
 
         `count` is the number of elements, of a block in collectives with blocks; `dtype` is a key of `NCCL_DTYPES`.
         `more` are the op of a reducing collective, a value of `NCCL_OPS`, and the root of a rooted collective.
+        `selection` is NCCL's algorithm, or "" for NCCL's choice.
         """
-        what = FOREIGN.get(name, name)
-        function = functools.partial(self._foreign, what) if name in FOREIGN else getattr(self._comm, CUPYS[name])
+        config = [ctypes.byref(selecting(selection))] if selection else []
+        what = SELECTING[name] if selection else FOREIGN.get(name, name)
+        function = functools.partial(self._foreign, what, config) if selection or name in FOREIGN else \
+            getattr(self._comm, CUPYS[name])
         arguments = source, target, count, NCCL_DTYPES[dtype], *more
 
         def enqueue(stream: Any) -> None:
@@ -179,11 +186,11 @@ class Nccl:
         # NCCL chooses an algorithm by the size, and has other algorithms for arrays in windows. A call of another order
         # of magnitude may need new connections, so the key of the connections holds the bit length of `count`.
         in_windows = all(any(end in there for _, there in self._windows) for end in (source, target))
-        return NcclCall(what, ((what, count.bit_length(), *arguments[3:5], in_windows),), enqueue)
+        return NcclCall(what, ((what, selection, count.bit_length(), *arguments[3:5], in_windows),), enqueue)
 
-    def _foreign(self, function: str, source: int, target: int, count: int, dtype: int, *root_and_stream: int) -> None:
-        *root, stream = root_and_stream
-        _check(function, source, target, count, dtype, *root, self._comm.comm, stream)
+    def _foreign(self, function: str, config: Sequence[Any], *arguments: int) -> None:
+        *most, stream = arguments
+        _check(function, *most, self._comm.comm, stream, *config)
 
     def split(self, color: int | None, key: int, size: int, waits: Progress | None) -> Nccl | None:
         """Return the communicator of the `size` ranks of the same `color`, ordered by `key`; None without a color.
@@ -368,6 +375,12 @@ def lacks(collective: str) -> str | None:
     return f"NCCL has no {collective}"
 
 
+def lacks_selection() -> str | None:
+    """Return None if the loaded NCCL takes an algorithm for each call, else the reason."""
+    return None if version() >= SELECTION_SINCE else \
+        f"NCCL {version()} takes no algorithm for a call, {SELECTION_SINCE} does; NCCL_ALGO is for a whole process"
+
+
 def lacks_float8(capability: int) -> str | None:
     """Return None if the loaded NCCL reduces float8 on GPUs of a compute capability, such as 90, else the reason."""
     if version() < FLOAT8_SINCE[0]:
@@ -385,6 +398,9 @@ def _library() -> Any:
         root = [] if name == "ncclAlltoAll" else [integer]
         # Set the types by `getattr`: `library[name]` returns a new function object each time.
         getattr(library, name).argtypes = (pointer, pointer, ctypes.c_size_t, integer, *root, pointer, pointer)
+    for name in SELECTING.values() if version() >= SELECTION_SINCE else ():
+        more = {"ncclReduceConfig": 2, "ncclAllGatherConfig": 0}.get(name, 1) * [integer]  # op and root
+        getattr(library, name).argtypes = (pointer, pointer, ctypes.c_size_t, integer, *more, *3 * [pointer])
     if version() >= WINDOWS_SINCE:
         library.ncclMemAlloc.argtypes = (pointer, ctypes.c_size_t)
         library.ncclMemFree.argtypes = (pointer,)

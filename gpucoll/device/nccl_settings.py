@@ -14,6 +14,8 @@ from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, BackendError, nearest
 
 NCCL_MAGIC = 0xCAFEBEEF
+UNSET = -(1 << 31)  # NCCL_CONFIG_UNDEF_INT
+SELECTION_SINCE = 23100  # the NCCL version introducing a configuration for each collective
 
 
 class NcclFields(ctypes.Structure):
@@ -24,6 +26,23 @@ class NcclFields(ctypes.Structure):
                 ("max_ctas", ctypes.c_int), ("net_name", ctypes.c_char_p), ("split_share", ctypes.c_int),
                 ("traffic_class", ctypes.c_int), ("name", ctypes.c_char_p), ("collnet_enable", ctypes.c_int),
                 ("cta_policy", ctypes.c_int), ("shrink_share", ctypes.c_int), ("nvls_ctas", ctypes.c_int))
+
+
+class SelectionFields(ctypes.Structure):
+    """``ncclCollConfig_t`` as of NCCL 2.31, the configuration of one collective."""
+
+    _fields_ = (("size", ctypes.c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint),
+                ("ext", ctypes.c_void_p), ("min_ctas", ctypes.c_int), ("max_ctas", ctypes.c_int),
+                ("nvls_ctas", ctypes.c_int), ("cga_cluster_size", ctypes.c_int), ("alg_selection", ctypes.c_char_p),
+                ("force_alg_selection", ctypes.c_int), ("cta_policy", ctypes.c_int),
+                ("user_profiler_tag", ctypes.c_uint64))
+
+
+@functools.cache
+def selecting(algorithm: str) -> SelectionFields:
+    """Return the configuration, kept for ever, that lets a collective run by this algorithm of NCCL or fail."""
+    return SelectionFields(ctypes.sizeof(SelectionFields), NCCL_MAGIC, SELECTION_SINCE, None, *4 * [UNSET],
+                           algorithm.encode(), 1, UNSET, 0)
 
 
 FIELD_TYPES = dict(NcclFields._fields_[4:])  # all but the head and `blocking`: deadlines need NCCL's blocking calls

@@ -76,7 +76,9 @@ class NativeExecutor(Executor):
         return None
 
     def compile(self, request: CallRequest) -> Call | Refusal:
-        """Return the call of MPI's collective."""
+        """Return the call of MPI's collective; refuse a named algorithm."""
+        if request.algorithm != "native":
+            return Refusal("MPI takes no algorithm for a call")
         return NativeCall(self, request, self._comm, self._node)
 
     def copied(self, source: int, nbytes: int) -> int:

@@ -30,6 +30,7 @@ from gpucoll.internal import (
     call_site,
     combiner,
     find,
+    is_native,
     schedule,
 )
 from gpucoll.precheck.gpu_arrays import GPU, is_followed
@@ -113,7 +114,7 @@ class MatchingExecutor(Executor):
         self._group, self._rank = group, rank
 
     def compile(self, request: CallRequest) -> Call:
-        if request.algorithm not in ("auto", "native"):
+        if request.algorithm != "auto" and not is_native(request.algorithm):
             _check_algorithm(request.collective, request.algorithm, self._group.size, request.root)
         return Call(self, request)
 

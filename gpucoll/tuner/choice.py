@@ -11,7 +11,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from gpucoll.algorithms import MOST_SEGMENTS, algorithms, find, library_names, names_of, own_names, schedule, segments
+from gpucoll.algorithms import (
+    MOST_SEGMENTS,
+    algorithms,
+    find,
+    is_native,
+    library_names,
+    names_of,
+    own_names,
+    schedule,
+    segments,
+)
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.ops import Order
 from gpucoll.core.schedule import Copy, Reduce, Send
@@ -156,7 +166,7 @@ class Tuner:
                 self._check_order(collective, [algorithm], order)
             kept = self._kept[key] = self._choose(collective, algorithm, nbytes, executors, device, order)
         executor, name = kept
-        if executor in PRICED and name != NATIVE:
+        if executor in PRICED:
             return Choice(executor, name, self.model(device).segments(collective, name, nbytes, executor))
         return Choice(executor, name, segments(collective, name, nbytes, len(self._nodes)))
 
@@ -182,8 +192,8 @@ class Tuner:
 
     def _choose(self, collective: str, algorithm: str, nbytes: int, executors: tuple[str, ...],
                 device: str, order: Order) -> tuple[str, str]:
-        able = [name for name in executors if algorithm in (NATIVE, "auto") or name != NATIVE]
-        able = [NATIVE] if algorithm == NATIVE else able
+        able = [NATIVE] if is_native(algorithm) else \
+            [name for name in executors if algorithm == "auto" or name != NATIVE]
         if len(able) == 1 and algorithm != "auto":
             return able[0], algorithm
         candidates = self.candidates(collective, nbytes, able, device, algorithm, order)
@@ -191,7 +201,7 @@ class Tuner:
             return candidates[0].executor, candidates[0].algorithm
         if algorithm == "auto":  # without any prediction: the first algorithm of the first executor
             names = self._names(collective, able, order)
-            algorithm = next(name for name in names if (name == NATIVE) == (able[0] == NATIVE))
+            algorithm = next(name for name in names if is_native(name) == (able[0] == NATIVE))
         return able[0], algorithm
 
     def _names(self, collective: str, executors: Sequence[str], order: Order) -> Sequence[str]:
@@ -225,7 +235,7 @@ def is_ordered(collective: str, name: str, order: Order) -> bool:
     """
     if order == "any" or not COLLECTIVES[collective].reduces:
         return True
-    row = None if name == NATIVE else find(collective, name)
+    row = None if is_native(name) else find(collective, name)
     return row is not None and (row.at_once if order == "at once" else row.in_rank_order)
 
 
@@ -295,7 +305,7 @@ class Model:
                    names: Sequence[str]) -> list[Candidate]:
         """Return the candidates `names` on `executors`: measured before predicted ones, in the order of `ranked`."""
         priced = [candidate for executor in executors for name in names
-                  if (name == "native") == (executor == "native")
+                  if is_native(name) == (executor == NATIVE)
                   for candidate in self._candidate(collective, nbytes, executor, name)]
         measured, others = ([one for one in priced if one.measured == kind] for kind in (True, False))
         return [row for some in (measured, others) for row in ranked(some, functools.partial(self.load_of, collective))]
@@ -303,7 +313,7 @@ class Model:
     def load_of(self, collective: str, candidate: Candidate) -> float:
         """Return a candidate's load on links, see `link_load`: 0 if native or reading memory at the source."""
         name = candidate.algorithm
-        if name == "native" or (candidate.executor in IN_MEMORY and find(collective, name).traits.at_source):
+        if is_native(name) or (candidate.executor in IN_MEMORY and find(collective, name).traits.at_source):
             return 0
         return link_load(collective, name, self.world.nodes)
 
@@ -315,8 +325,8 @@ class Model:
 
     def _candidate(self, collective: str, nbytes: int, executor: str, name: str) -> list[Candidate]:
         curve = next((one for one in self.shape.curves if one[:3] == (collective, executor, name)), None)
-        if executor == "native":
-            return self._native(collective, nbytes, curve)
+        if executor == NATIVE:
+            return [row._replace(algorithm=name) for row in self._native(collective, nbytes, curve)]
         barriers = find(collective, name).traits.barriers if executor == "shared" else 0
         topology = self.topology(ONE_PASS if barriers else executor)
         if topology is None:

@@ -8,11 +8,12 @@
 
 #include "device/functions.h"
 
-// A function for rare cases, not inlined: loops around a call stay short, and vectorise.
+// A function for rare cases. On the CPU it is not inlined: loops around a call stay short, and vectorise. On a GPU a
+// call would spill registers.
 #if defined(__CUDACC__)
-#define GC_APART static __device__ __noinline__
+#define GC_RARE GC_DEV
 #else
-#define GC_APART static __attribute__((noinline, unused))
+#define GC_RARE static __attribute__((noinline, unused))
 #endif
 
 // The bits left in an error term; 0 for +0 and -0.
@@ -105,53 +106,64 @@ template <class T, bool MEAN> GC_DEV double settled(const Running<double>& total
 
 // ---------------------------------------------------------------- rare cases
 
-constexpr u32 BELOW = 64;   // bits below the least double, for the fraction of a mean
-constexpr u32 DIGITS = 70;  // 32 bits each: 64 below, 2098 of a double, 31 for the number of contributions, a sign
+// A sum of doubles is an integer in units of 2^(-1074 - BELOW). Its digits have 32 bits each. They are formed one after
+// the other, the lowest first, each from all contributions: so a thread keeps only the highest ones, in registers.
+constexpr u32 BELOW = 96;  // three digits below the least double
 
-// A sum of doubles as an integer, in units of 2^(-1074 - BELOW). Digits are signed until `carried`.
-struct Digits {
-    i64 digit[DIGITS];
-    bool is_nan, has_plus, has_minus, is_minus_zero;  // the last two but one: infinities
+// The place of the lowest bit of a double's mantissa.
+GC_DEV u32 place_of(double x) {
+    const u32 exponent = u32(bits_of(x) >> 52) & 0x7FF;
+    return BELOW + (exponent == 0 ? 0 : exponent - 1);
+}
+
+// Return what a finite double adds to digit `number`.
+GC_DEV i64 digit_of(double x, u32 number) {
+    const u64 bits = bits_of(x), fraction = bits & ((u64(1) << 52) - 1), one = u64(1) << 52;
+    const u64 mantissa = (bits << 1 >> 53) == 0 ? fraction : fraction | one;
+    const i32 low = i32(32 * number) - i32(place_of(x));
+    if (low <= -32 || low >= 53) return 0;
+    const i64 part = i64((low < 0 ? mantissa << -low : mantissa >> low) & 0xFFFFFFFF);
+    return bits >> 63 ? -part : part;
+}
+
+// The four highest digits of a positive sum, from place `lowest` on; `below` says whether a lower bit is set.
+struct Highest {
+    u64 upper, lower;
+    u32 lowest;
+    bool below;
 };
 
-GC_APART void start_digits(Digits& sum) {
-    for (u32 i = 0; i < DIGITS; ++i) sum.digit[i] = 0;
-    sum.is_nan = sum.has_plus = sum.has_minus = false;
-    sum.is_minus_zero = true;
-}
-
-GC_APART void add_digits(Digits& sum, double x) {
-    const u64 bits = bits_of(x), fraction = bits & ((u64(1) << 52) - 1);
-    const u32 exponent = u32(bits >> 52) & 0x7FF;
-    const bool is_minus = bits >> 63 != 0;
-    sum.is_minus_zero = sum.is_minus_zero && bits == u64(1) << 63;
-    if (exponent == 0x7FF) {
-        (fraction != 0 ? sum.is_nan : is_minus ? sum.has_minus : sum.has_plus) = true;
-        return;
-    }
-    const u64 mantissa = exponent == 0 ? fraction : fraction | u64(1) << 52;
-    const u32 place = BELOW + (exponent == 0 ? 0 : exponent - 1), shift = place % 32;
-    const u64 upper = mantissa >> 1 >> (31 - shift);
-    const i64 parts[3] = {i64((mantissa << shift) & 0xFFFFFFFF), i64(upper & 0xFFFFFFFF), i64(upper >> 32)};
-    for (u32 i = 0; i < 3; ++i) sum.digit[place / 32 + i] += is_minus ? -parts[i] : parts[i];
-}
-
-// Bring all digits into 0 .. 2^32 - 1, as magnitude; return whether the sum is negative.
-GC_APART bool carried(Digits& sum) {
+// Return whether sign * sum is negative, else its highest digits in `found`; digits `first` to `end` are not all 0.
+template <class Fetch>
+GC_DEV bool is_negative(u32 sources, const Fetch& fetch, i64 sign, u32 first, u32 end, Highest& found) {
     i64 carry = 0;
-    for (u32 i = 0; i < DIGITS; ++i) {
-        carry += sum.digit[i];
-        sum.digit[i] = carry & 0xFFFFFFFF;
+    u64 upper = 0, lower = 0;
+    bool below = false;
+    found = {0, 0, 0, false};
+    GC_ROLLED
+    for (u32 number = first; number < end; ++number) {
+        GC_ROLLED
+        for (u32 k = 0; k < sources; ++k) carry += sign * digit_of(fetch(k), number);
+        below = below || (lower & 0xFFFFFFFF) != 0;
+        lower = lower >> 32 | upper << 32;
+        upper = upper >> 32 | u64(carry) << 32;
         carry >>= 32;
+        if (upper >> 32 != 0) found = {upper, lower, 32 * (number - 3), below};
     }
-    if (carry >= 0) return false;
-    carry = 1;
-    for (u32 i = 0; i < DIGITS; ++i) {
-        carry += 0xFFFFFFFF - sum.digit[i];
-        sum.digit[i] = carry & 0xFFFFFFFF;
-        carry >>= 32;
-    }
-    return true;
+    return carry < 0;
+}
+
+// Divide the digits by a number of contributions; what is lost counts as a bit below.
+GC_DEV void divide(Highest& digits, u32 parts) {
+    u64 left = 0;
+    const auto by_parts = [&](u64 two) {
+        const u64 high = left << 32 | two >> 32, low = high % parts << 32 | (two & 0xFFFFFFFF);
+        left = low % parts;
+        return high / parts << 32 | low / parts;
+    };
+    digits.upper = by_parts(digits.upper);
+    digits.lower = by_parts(digits.lower);
+    digits.below = digits.below || left != 0;
 }
 
 // The binary formats to round to: bits of the mantissa with the leading bit, place of the least number's bit.
@@ -161,50 +173,62 @@ struct Format {
 };
 constexpr Format DOUBLE = {53, BELOW, u64(0x7FF) << 52}, FLOAT = {24, BELOW + 1074 - 149, u64(0xFF) << 23};
 
-// Return the bits of the sum / parts in `format`, rounded to nearest, ties to even, or `to_odd`.
-GC_APART u64 rounded_digits(Digits& sum, u32 parts, const Format& format, bool to_odd) {
-    const bool is_minus = carried(sum);
-    u64 left = 0;
-    u32 top = 0;  // the bit above the highest bit
-    for (u32 i = DIGITS; i-- > 0;) {
-        const u64 value = left << 32 | u64(sum.digit[i]);
-        sum.digit[i] = i64(value / parts);
-        left = value % parts;
-        for (u32 bit = 32; top == 0 && bit-- > 0;)
-            if (sum.digit[i] >> bit & 1) top = 32 * i + bit + 1;
+// Return the bits of a positive number in `format`, rounded to nearest, ties to even, or `to_odd`.
+GC_DEV u64 rounded(Highest digits, const Format& format, bool to_odd) {
+    u32 top = digits.lowest + 128;  // the place above the highest bit
+    GC_ROLLED
+    for (; digits.upper >> 63 == 0; --top) {
+        digits.upper = digits.upper << 1 | digits.lower >> 63;
+        digits.lower <<= 1;
     }
-    const u64 sign = is_minus ? (format.infinity << 1) & ~format.infinity & ~(format.infinity - 1) : 0;
-    // `last` is the place of the last bit kept.
+    // The place of the last bit kept, and the number of bits of `upper` below the one to be rounded.
     const u32 last = top > format.least + format.precision ? top - format.precision : format.least;
-    const u32 first = last / 32, shift = last % 32;
-    u64 kept = (u64(sum.digit[first]) | u64(sum.digit[first + 1]) << 32) >> shift;
-    if (shift != 0) kept |= u64(sum.digit[first + 2]) << (64 - shift);
-    const bool half = sum.digit[(last - 1) / 32] >> ((last - 1) % 32) & 1;
-    bool below = left != 0 || (sum.digit[(last - 1) / 32] & ((i64(1) << ((last - 1) % 32)) - 1)) != 0;
-    for (u32 i = 0; i < (last - 1) / 32; ++i) below = below || sum.digit[i] != 0;
+    const u32 cut = last + 63 - top;
+    const u64 kept_and_half = cut < 64 ? digits.upper >> cut : 0, lost = digits.upper - (kept_and_half << (cut & 63));
+    const bool below = lost != 0 || digits.lower != 0 || digits.below;
+    u64 kept = kept_and_half >> 1;
+    const bool half = kept_and_half & 1;
     if (to_odd)
         kept |= half || below;
     else
         kept += half && (below || (kept & 1));
     // A carry out of the mantissa raises the exponent, as it must.
     const u64 bits = (u64(last - format.least) << (format.precision - 1)) + kept;
-    if (bits < format.infinity) return sign | bits;
-    return sign | (to_odd ? format.infinity - 1 : format.infinity);
+    if (bits < format.infinity) return bits;
+    return to_odd ? format.infinity - 1 : format.infinity;
 }
 
 // Return the exact sum or mean of contributions as bits of a double, or of a float as input of `down`.
-template <class T, bool MEAN, class Fetch> GC_DEV u64 by_digits(u32 sources, const Fetch& fetch) {
+template <class T, bool MEAN, class Fetch> GC_RARE u64 by_digits(u32 sources, const Fetch& fetch) {
     constexpr bool IS_DOUBLE = sizeof(Wide<T>) == 8;
     constexpr Format FORMAT = IS_DOUBLE ? DOUBLE : FLOAT;
-    Digits sum;
-    start_digits(sum);
+    constexpr u64 QUIET = u64(1) << (FORMAT.precision - 2), MINUS = IS_DOUBLE ? u64(1) << 63 : u64(1) << 31;
+    bool is_nan = false, has_plus = false, has_minus = false, is_minus_zero = true;
+    u32 lowest = ~u32(0), highest = 0;
     GC_ROLLED
-    for (u32 k = 0; k < sources; ++k) add_digits(sum, fetch(k));
-    const u64 quiet = u64(1) << (FORMAT.precision - 2), sign = IS_DOUBLE ? u64(1) << 63 : u64(1) << 31;
-    if (sum.is_nan || (sum.has_plus && sum.has_minus)) return FORMAT.infinity | quiet;
-    if (sum.has_plus || sum.has_minus) return FORMAT.infinity | (sum.has_minus ? sign : 0);
-    if (sum.is_minus_zero) return sign;
-    return rounded_digits(sum, MEAN ? sources : 1, FORMAT, sizeof(T) < 4);
+    for (u32 k = 0; k < sources; ++k) {
+        const double x = fetch(k);
+        const u64 bits = bits_of(x), infinity = u64(0x7FF) << 52;
+        is_minus_zero = is_minus_zero && bits == u64(1) << 63;
+        is_nan = is_nan || bits << 1 > infinity << 1;
+        has_plus = has_plus || bits == infinity;
+        has_minus = has_minus || bits == (infinity | u64(1) << 63);
+        const u32 place = place_of(x);
+        lowest = place < lowest ? place : lowest;
+        highest = place > highest ? place : highest;
+    }
+    if (is_nan || (has_plus && has_minus)) return FORMAT.infinity | QUIET;
+    if (has_plus || has_minus) return FORMAT.infinity | (has_minus ? MINUS : 0);
+    if (is_minus_zero) return MINUS;
+    // A mantissa reaches into three digits, and the number of contributions into one more.
+    const u32 first = lowest / 32, end = highest / 32 + 4;
+    Highest digits;
+    i64 sign = 1;
+    GC_ROLLED
+    while (is_negative(sources, fetch, sign, first, end, digits)) sign = -1;
+    if (digits.upper == 0) return 0;
+    if constexpr (MEAN) divide(digits, sources);
+    return rounded(digits, FORMAT, sizeof(T) < 4) | (sign < 0 ? MINUS : 0);
 }
 
 template <class R> struct Value;

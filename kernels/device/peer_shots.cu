@@ -112,7 +112,9 @@ GC_DEV void for_sections(const ShotsArguments& a, u32 channel, u64 most, const S
 
 // GROUP, the number of sources read together, is a template argument: the units are held in registers.
 template <class T, class Op, class Given> GC_DEV void fold_all(const ShotsArguments& a, const Given& operands, u64 count) {
-    if (a.heap.ranks < 4)
+    if constexpr (IsExact<Op>::value)
+        fold_exactly<T, Op>(whole_block(), operands, count);
+    else if (a.heap.ranks < 4)
         fold<T, Op, 2>(whole_block(), operands, count);
     else if (a.heap.ranks < 8)
         fold<T, Op, 4>(whole_block(), operands, count);

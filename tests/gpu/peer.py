@@ -65,6 +65,7 @@ def switched(comm, needed=True):
                     same(other.all_gather(given, algorithm="direct"), comm.all_gather(given, algorithm="ring").get())
             if not (needed or other._core.gpus["cuda"].peer.links["reductions_by_switch"]):
                 continue
+            has_blocks(comm, other._core.gpus["cuda"].peer, 1)
             loaded = {getattr(one, "entry", "") for one in other._core.gpus["cuda"].device.kernels._loaded}
             assert ("multimem_share_float32_sum" in loaded) is not deterministic
             assert {"multimem_share_int32_sum", "multimem_gather_4"} <= loaded
@@ -109,6 +110,13 @@ def on_one_gpu(comm):
     """Ranks sharing a GPU do not use the switch, and meet before they launch; processes have a context each."""
     peer = _without_switch(comm)
     assert (peer._handshake.ranks_share_gpu, peer.minds_blocking) == (True, False)
+    has_blocks(comm, peer, comm.size)
+
+
+def has_blocks(comm, peer, sharing):
+    """All kernels that wait for each other have their blocks on the GPU at the same time, at most 32 each."""
+    processors = cupy.cuda.Device(comm.device).attributes["MultiProcessorCount"]
+    assert peer._handshake.room.channels == max(1, min(32, processors // sharing))
 
 
 def _without_switch(comm, has_switch=False):

@@ -83,6 +83,23 @@ def native(comm, collective):
     return served
 
 
+def selected(comm):
+    """NCCL's own algorithms, by name; what NCCL has not, or cannot be told, is refused before any data move."""
+    x, total, first = ramp(comm, 700), sum(ranges(comm, 700)), ranges(comm, 700)[0]
+    for algorithm in ("native(ring)", "native(Tree)", "native(ring)", "native(Tree)"):
+        same(comm.all_reduce(x, algorithm=algorithm), total)
+    same(comm.broadcast(x.copy(), algorithm="native(ring)"), first)
+    same(comm.all_gather(x[:1], algorithm="native(ring)"), numpy.array([one[:1] for one in ranges(comm, 700)]))
+    for collective, name in (("all_reduce", "native(rings)"), ("all_reduce", "native(ring"), ("all_reduce", "native()"),
+                             ("broadcast", "native(tree)"), ("all_to_all", "native(ring)")):
+        blocks = cupy.ones(comm.size)
+        assert f"NCCL has no {name} for {collective}" in refused("GC-ALGO", getattr(comm, collective), blocks,
+                                                                 algorithm=name)
+    assert "MPI takes no algorithm" in refused("GC-ALGO", comm.all_reduce, numpy.ones(3), algorithm="native(ring)")
+    with patch("gpucoll.device.nccl.version", lambda: 23003):
+        assert "NCCL 23003 takes no algorithm" in refused("GC-ALGO", comm.all_reduce, x[1:], algorithm="native(ring)")
+
+
 def points(comm):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for name in ("bool", "float16", "complex128", *NATIVE):

@@ -153,11 +153,19 @@ def surface():
 def symbols():
     """Check that NCCL's library has every function called directly, as far as its version promises."""
     from gpucoll.device import nccl
-    from gpucoll.device.nccl_settings import NcclFields
+    from gpucoll.device.nccl_settings import NcclFields, SelectionFields
 
     library, version = ctypes.CDLL("libnccl.so.2"), nccl.version()
     wrong = [f"NCCL {version} has no {name}" for collective, name in nccl.FOREIGN.items()
              if nccl.lacks(collective) is None and not hasattr(library, name)]
+    if nccl.lacks_selection() is None:
+        wrong += [f"NCCL {version} has no {name}" for name in nccl.SELECTING.values() if not hasattr(library, name)]
+        (header,) = (Path(one) / "nccl/include/nccl.h" for one in importlib.import_module("nvidia").__path__)
+        fields = re.search(r"typedef struct ncclCollConfig\w* {(.*?)\n}", header.read_text(), re.DOTALL)[1]
+        there = re.findall(r"(\w+);", re.sub(r"/\*.*?\*/", "", fields, flags=re.DOTALL))
+        ours = [name for name, _ in SelectionFields._fields_]
+        if [one.lower() for one in there[:len(ours)]] != [one.replace("_", "") for one in ours]:
+            wrong.append(f"NCCL's ncclCollConfig_t has the fields {there}")
     windows = ("ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommWindowDeregister")
     if version >= nccl.WINDOWS_SINCE:
         wrong += [f"NCCL {version} has no {name}" for name in windows if not hasattr(library, name)]

@@ -1,11 +1,14 @@
 """NCCL's own collectives: the `native` choice for GPU arrays.
 
+A call may name NCCL's own algorithm, as "native(ring)" does; otherwise NCCL chooses.
+
 NCCL reduces dtypes known to NCCL, and moves all data as bytes. A complex number is a pair of reals, correct for sum and
 avg. A bool is a byte; max of bytes is `or`, min is `and`.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from gpucoll.arrays import address
@@ -14,12 +17,16 @@ from gpucoll.core.ops import OPS
 from gpucoll.device import Device, Waiting, nccl
 from gpucoll.device.launch import StreamOrder
 from gpucoll.device.nccl import Nccl
-from gpucoll.executors import Call, CallLauncher, CallRequest, Executor
+from gpucoll.executors import Call, CallLauncher, CallRequest, Executor, Refusal
 from gpucoll.progress.operations import Operation
 
 NCCL_ON_BOOL = {"sum": "max", "max": "max", "bor": "max", "lor": "max", "prod": "min", "min": "min", "band": "min",
                 "land": "min"}
 WITH_OP = ("all_reduce", "reduce", "reduce_scatter")
+_BY_BLOCKS = ("ring", "collnetdirect", "nvls", "pat")
+# NCCL's algorithms by collective, after ncclTopoTuneModel (graph/tuning.cc). NCCL itself refuses what the links lack.
+NCCL_ALGORITHMS = {"all_reduce": ("ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree"),
+                   "all_gather": _BY_BLOCKS, "reduce_scatter": _BY_BLOCKS, "broadcast": ("ring",), "reduce": ("ring",)}
 
 
 class NcclNative(Executor):
@@ -38,6 +45,11 @@ class NcclNative(Executor):
                                                request.dtype.kind == "float" else None)
         return nccl.lacks(request.collective)
 
+    def compile(self, request: CallRequest) -> Call | Refusal:
+        """Return NCCL's call; refuse an algorithm that NCCL lacks or cannot be told."""
+        wrong = _cannot_select(request)
+        return Call(self, request) if wrong is None else Refusal(wrong)
+
     def run(self, call: Call, source: Any, target: Any, stream: Any, *, repeated: bool) -> Operation:
         """Enqueue NCCL's collective."""
         self._order.follow(stream)
@@ -53,7 +65,7 @@ class NcclNative(Executor):
 
     def _call(self, request: CallRequest, source: int, target: int) -> nccl.NcclCall:
         """Return NCCL's call; sizes are elements in reductions, elsewhere bytes of one rank's block."""
-        call = self._transport.collective
+        call = functools.partial(self._transport.collective, selection=_selection(request))
         name, given, taken = request.collective, request.sizes[0] or 0, request.sizes[1] or 0
         if name in WITH_OP:
             dtype, op, per_element = _spelled(request)
@@ -74,6 +86,21 @@ class NcclNative(Executor):
         self._order.keep_captured(stream, staging)
         self._device.kernels.copy(address(source), address(staging), source.size, request.dtype.itemsize, stream)
         yield from self._transport.call(self._call(request, address(staging), address(target)), stream)
+
+
+def _selection(request: CallRequest) -> str:
+    """Return the algorithm of NCCL that a call names, "" for NCCL's choice."""
+    return request.algorithm.removeprefix("native").removeprefix("(").removesuffix(")").lower()
+
+
+def _cannot_select(request: CallRequest) -> str | None:
+    if request.algorithm == "native":
+        return None
+    there, name = NCCL_ALGORITHMS.get(request.collective, ()), _selection(request)
+    if name not in there or request.algorithm[-1] != ")":
+        return f"NCCL has no {request.algorithm} for {request.collective}" + (
+            f"; its algorithms are {', '.join(there)}" if there else ", and no choice of its algorithm")
+    return nccl.lacks_selection()
 
 
 def _needs_copy(request: CallRequest, source: Any, target: Any) -> bool:

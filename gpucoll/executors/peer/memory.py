@@ -94,19 +94,20 @@ class Handshake:
             self._seat.leave()
 
     def _meet(self) -> Iterator[Pending]:
-        # All ranks must cut their slabs in the same way: use the smallest number of channels proposed.
-        proposed = yield from self._exchange([self._device.channels(self._place.size), *self._device.linked_gpu])
-        self.room = Room(self._place.size, min(row[0] for row in proposed), staging=self._device.staging)
+        linked = yield from self._exchange(self._device.linked_gpu)
+        there, is_free = [row[0] for row in linked], True
         # The emulated device has no GPU to share.
-        self.ranks_share_gpu = self._device.asynchronous and len({row[1] for row in proposed}) < self._place.size
+        self.ranks_share_gpu = self._device.asynchronous and len({*there}) < self._place.size
         if self._device.asynchronous:
-            self._seat, is_free = place_of(self._place.rank, [row[1] for row in proposed])
-            everybody = yield from self._exchange([is_free])
-            busy = [rank for rank, row in enumerate(everybody) if not row[0]]
-            if busy:
-                self.leave()
-                self._is_busy, self.unavailable_reason = True, BUSY.format(busy[0])
-                return
+            self._seat, is_free = place_of(self._place.rank, there)
+        # All ranks must cut their slabs in the same way: use the smallest number of channels proposed.
+        proposed = yield from self._exchange([self._device.channels(there.count(there[self._place.rank])), is_free])
+        self.room = Room(self._place.size, min(row[0] for row in proposed), staging=self._device.staging)
+        busy = [rank for rank, row in enumerate(proposed) if not row[1]]
+        if busy:
+            self.leave()
+            self._is_busy, self.unavailable_reason = True, BUSY.format(busy[0])
+            return
         # After a failure the exchanges still follow: the other ranks wait for this rank, and all must agree on the
         # outcome.
         exported: list[int] = []
@@ -123,7 +124,7 @@ class Handshake:
                 self.heap = PeerHeap(self.room, self._place.rank, slabs, self.control.ctypes.data, self._waits.timeout)
             except OSError as error:
                 reached, self.unavailable_reason = False, f"this rank cannot reach the memory of another one: {error}"
-        moves_rows = self._device.moves_rows([(row[1], row[2]) for row in proposed])
+        moves_rows = self._device.moves_rows([(row[0], row[1]) for row in linked])
         everybody = yield from self._exchange([reached, moves_rows])
         self.moves_rows = all(row[1] for row in everybody)
         failed = [rank for rank, row in enumerate(everybody) if not row[0]]

@@ -72,10 +72,6 @@ def groupStart():
 
 
 def groupEnd():
-    _end_group()
-
-
-def _end_group():
     if not _local.depth:
         _refuse(5, "ncclGroupEnd: not in a group call.")
     _local.depth -= 1
@@ -273,9 +269,9 @@ class NcclCommunicator:
             yield KINDS[datatype].itemsize
         except NcclError as error:
             _local.error = error
-            _end_group()
+            groupEnd()
             raise
-        _end_group()
+        groupEnd()
 
     def _message(self, sends, address, count, datatype, peer, stream):
         with self._calling(datatype, peer=peer) as width:
@@ -338,13 +334,16 @@ class NcclCommunicator:
             self.recv(target, count, datatype, root, stream)
 
 
-def _foreign(name):
+def _foreign(name, there=()):
+    """Return a function of the library; a configuration of the call names one of the algorithms `there`."""
     def call(*arguments):
-        *most, comm, stream = arguments
+        *most, comm, stream, config = arguments if there else (*arguments, None)
         try:
             if comm not in _communicators:
                 _refuse(4, f"{comm:#x} is no communicator")
-            getattr(_communicators[comm], f"_{name}")(*most, stream)
+            if there and not (config._obj.magic == 0xCAFEBEEF and config._obj.alg_selection in there):
+                _refuse(4, f"algSelection {config._obj.alg_selection} cannot be honored for {name}")
+            getattr(_communicators[comm], name)(*most, stream)
         except NcclError as error:
             return error.status
         return 0
@@ -353,8 +352,9 @@ def _foreign(name):
 
 def _library():
     """Return the functions of NCCL's library that CuPy lacks."""
-    functions = {name: _foreign(name) for name in ("ncclAlltoAll", "ncclGather", "ncclScatter")
-                 if get_version() >= 22800}
+    functions = {f"nccl{x}": _foreign(f"_nccl{x}") for x in ("AlltoAll", "Gather", "Scatter") if get_version() >= 22800}
+    functions |= {f"nccl{x[0].upper()}{x[1:]}Config": _foreign(x, [b"ring", b"tree"][:1 + ("allR" in x)])
+                  for x in ("allReduce", "reduce", "broadcast", "reduceScatter", "allGather") if get_version() >= 23100}
     functions |= _windows.functions(_communicators) if get_version() >= 22700 else {}
     return types.SimpleNamespace(**functions, ncclGetLastError=lambda _: _last_error.encode())
 
