@@ -2,6 +2,7 @@
 
 import time
 import types
+from unittest.mock import patch
 
 import cupy
 import numpy
@@ -167,6 +168,32 @@ def launched(comm, algorithm):
     return [one.launch is not None for one in comm._core.calls._known.values() if one.rows is not None]
 
 
+def enqueued(comm, *algorithms):
+    """Return what each algorithm enqueues on this rank: NCCL's groups, kernels, and the share of the array sent.
+
+    The arrays are too long for graphs.
+    """
+    from cupy._machine import MACHINE  # of the emulation
+
+    x, found, submit = cupy.ones(3 << 17, numpy.float32), [], MACHINE.submit
+
+    def counting(queue, begin, after=(), kernel=False):
+        if hasattr(begin, "calls"):
+            groups.append(sum(one.source.nbytes for one in begin.calls if one.sends))
+        kernels.append(kernel)
+        submit(queue, begin, after, kernel)
+
+    total = numpy.full(3 << 17, comm.size, numpy.float32)
+    for algorithm in algorithms:
+        same(comm.all_reduce(x, cupy.empty_like(x), algorithm=algorithm), total)
+        groups, kernels, out = [], [], cupy.empty_like(x)
+        with patch.object(MACHINE, "submit", counting):
+            comm.all_reduce(x, out, algorithm=algorithm)
+        same(out, total)
+        found.append([len(groups), sum(kernels) - len(groups), sum(groups) / x.nbytes])
+    return found
+
+
 def passes(comm, algorithm):
     """Return the files and the lines of Python that a repeated call passes: with a given result, and with a new one.
 
@@ -186,7 +213,7 @@ def passes(comm, algorithm):
 
 
 def replayed(comm, algorithm):
-    """From the fourth call on, small calls are replayed as graphs: on different arrays and streams every time."""
+    """From the second call on, small calls are replayed as graphs: on different arrays and streams every time."""
     pool = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
     for repeat in range(9):
         with pool[repeat % 2]:
@@ -197,5 +224,6 @@ def replayed(comm, algorithm):
             root = repeat % comm.size
             same(comm.broadcast(cupy.full(31, comm.rank), root), numpy.full(31, root))
             comm.barrier()
-    gpu = comm._core.gpus["cuda"]
-    return len(gpu.made_executors[0]._graphs.buffered)
+        if repeat == 1:
+            found = len(comm._core.gpus["cuda"].made_executors[0]._graphs.buffered)
+    return found

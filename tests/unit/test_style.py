@@ -132,7 +132,9 @@ def test_lint_types_and_layers(command):
 
 
 # Shapes of links, not algorithms.
-OTHER_MEANINGS = {"torus": {"simulator/topologies.py", "lab/graphs/named.py"}, "ring": {"lab/graphs/named.py"}}
+OTHER_MEANINGS = {"torus": {"simulator/topologies.py", "lab/graphs/named.py"},
+                  "ring": {"lab/graphs/named.py", "executors/nccl/nccl_collectives.py"},
+                  "tree": {"executors/nccl/nccl_collectives.py"}}
 
 
 def named_algorithms(nodes):

@@ -33,7 +33,7 @@ from gpucoll.progress.operations import Operation
 ONE_BYTE = 1  # bytes sent for a message of a barrier without data
 MAX_ELEMENTS = 1 << 26  # the most elements of a message, at most 16 bytes each: see `_cut`
 LIMIT = 1 << 18  # bytes up to which a schedule's launches cost more than two copies
-FREQUENT = 3  # a call that has come this many times is likely to come again
+FREQUENT = 1  # a call that has come this many times is likely to come again
 GRAPHS = 64  # kept at most; any further call is enqueued piece by piece
 DIRECT = 256  # the most graphs kept on the user's own memory
 SEEN = 4096  # signatures counted
