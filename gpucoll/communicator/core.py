@@ -133,6 +133,8 @@ class Core:
                 lambda: PeerExecutor(gpu.device, gpu.order, self.link, self.waits,
                                      required=self.options.executor == "peer"), "the first call by peer memory")
         self.gpus[name] = gpu
+        if self.life.exporter is not None:
+            self.life.exporter.advice = self.tuner.untried(name)
         # A failed transport must end every wait.
         self.waits.hooks.append(gpu.check)
         # The progress thread drives operations too: each thread must get its own current GPU back.

@@ -155,6 +155,7 @@ def _test_self(comm: Any, findings: Report, without_gpu: Sequence[int]) -> None:
         outcome = probes.self_test(comm, comm.mpi.allgather, "cuda", cupy, TEST_SECONDS)
         why = outcome["refused"]
     if why is None:
-        findings["self_test"]["cuda"] = outcome
+        advice = comm.explain("all_reduce", 1 << 20, device="cuda")["advice"]
+        findings["self_test"]["cuda"] = outcome | {"advice": advice}
     else:
         findings["missing"]["self-test on cuda"] = why

@@ -58,6 +58,8 @@ def _of_tests(report: Report) -> Iterator[Remark]:
         for fault in outcome["faults"]:
             yield WRONG, "GC-RESULT", (f"self-test on {memory}: {fault['call']}: {fault['what']} on "
                                        f"{named(fault['ranks'])}")
+        if outcome.get("advice"):
+            yield ADVICE, "GC-TABLE", outcome["advice"]
     slow = defaultdict(list)  # by host, or pair of hosts
     for pair in report["links"]["pairs"] if report["links"] else ():
         if pair["slow"]:

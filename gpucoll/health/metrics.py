@@ -58,6 +58,7 @@ class Exporter:
 
     def __init__(self, rank: int) -> None:
         self._rank, self._lock = rank, threading.Lock()
+        self.advice = ""  # the last line of the summary, if any
         self._began = time.monotonic()
         self._past: dict[int, CallRecord] = collections.defaultdict(CallRecord)  # by rank: closed communicators
         self._open: dict[CallRecord, int] = {}
@@ -126,7 +127,7 @@ class Exporter:
         total, seconds = self.total(0), time.monotonic() - self._began
         share = 100 * sum(one[name] for one in total.stats().values() for name in NAMES[2:]) / seconds
         print(f"gpucoll: rank 0 ran for {seconds:.2f} s and was {share:.1f} % of the time in calls of gpucoll",
-              *shares_table(total), sep="\n", file=sys.stderr)
+              *shares_table(total), *filter(None, [self.advice]), sep="\n", file=sys.stderr)
 
     def write_on(self, path: Path) -> None:
         """Write the file now, every PAUSE seconds, and at the end of the process; raise OSError from the first time."""

@@ -190,6 +190,13 @@ class Tuner:
         return self.table.source != BUILT_IN and any(
             link.executor == executor for shape in self.table.shapes if shape.device == device for link in shape.links)
 
+    def untried(self, device: str) -> str:
+        """Return, as a sentence, what `gpucoll tune` would try on GPUs where nothing is measured; "" elsewhere."""
+        if device != "cuda" or len(self._nodes) == 1 or self.has_measured("nccl", device):
+            return ""
+        return (f"nothing is measured on these GPUs, so auto takes native where it can: mpiexec -n {len(self._nodes)} "
+                "gpucoll tune --device cuda would try gpucoll's algorithms on peer and nccl")
+
     def _choose(self, collective: str, algorithm: str, nbytes: int, executors: tuple[str, ...],
                 device: str, order: Order) -> tuple[str, str]:
         able = [NATIVE] if is_native(algorithm) else \
@@ -278,6 +285,7 @@ class Candidate(NamedTuple):
     reduction: float
     measured: bool  # whether the seconds are from a curve; the parts stay the model's
     link_load: float = 0.0  # see `Model.load_of`; set for candidates that tie
+    origin: str = "estimated"  # of the seconds: "measured" by a curve, "estimated", or "assumed" as the links are
 
 
 def _nearest(table: Table, world: World, device: str) -> Shape | None:
@@ -338,7 +346,14 @@ class Model:
             return []
         measured = curve is not None and self._exact and nbytes < curve.end
         seconds = curve.at(nbytes) if curve is not None and measured else row.seconds
-        return [row._replace(executor=executor, seconds=seconds, measured=measured)]
+        origin = "measured" if measured else self._origin(ONE_PASS if barriers else executor)
+        return [row._replace(executor=executor, seconds=seconds, measured=measured, origin=origin)]
+
+    def _origin(self, executor: str) -> str:
+        """Return whether predictions with the links of `executor` are "estimated", or "assumed" as a link is."""
+        names = ("node", "network")[:1 + (self.world.node_count > 1)]
+        there = [link for name in names if (link := self._link(executor, name)) is not None]
+        return "assumed" if any(link.basis.startswith("assumed") for link in there) else "estimated"
 
     def _native(self, collective: str, nbytes: int, curve: Curve | None) -> list[Candidate]:
         """Return the candidate for the native collective, or none.
@@ -349,7 +364,8 @@ class Model:
         topology = self.topology("native")
         best = None if topology is None else self._best(collective, nbytes, topology, self.world)
         if curve is None:
-            return [] if best is None else [best._replace(executor="native", algorithm="native", segments=1)]
+            return [] if best is None else [best._replace(executor="native", algorithm="native", segments=1,
+                                                          origin=self._origin("native"))]
         seconds = curve.at(nbytes)
         if not self._exact:
             seconds *= self._scale(collective, nbytes)
@@ -357,7 +373,8 @@ class Model:
         # candidates, and the native collective must not win for this reason alone.
         swept = self._exact and any(other.collective == collective and other.executor != "native" and nbytes < other.end
                                    for other in self.shape.curves)
-        return [Candidate("native", "native", 1, seconds, 0.0, 0.0, 0.0, swept)]
+        origin = "measured" if self._exact else "estimated"
+        return [Candidate("native", "native", 1, seconds, 0.0, 0.0, 0.0, swept, origin=origin)]
 
     def _scale(self, collective: str, nbytes: int) -> float:
         """Return the model's ratio of the time for this world to the time for the table's shape."""

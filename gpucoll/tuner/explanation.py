@@ -15,20 +15,22 @@ PARTS = ("latency", "bandwidth", "reduction")
 class Explanation(dict[str, Any]):
     """The result of `explain`: a dictionary of JSON values, printed as a table.
 
-    ``choice`` is the algorithm, ``executor`` its executor, ``reason`` a sentence, ``basis`` the table or topology used.
-    ``candidates`` lists the candidates, the choice first. Each has ``algorithm``, ``executor``, ``segments``, the
-    predicted ``seconds``, and the parts ``latency``, ``bandwidth`` and ``reduction`` of the seconds (None if unknown).
-    ``tuned`` tells whether the seconds come from a measured curve. ``calls`` and ``measured`` are the number and the
-    median seconds of calls made by the program.
+    ``choice`` is the algorithm, ``executor`` its executor, ``reason`` a sentence, ``basis`` the table or topology used,
+    ``advice`` what to measure, or "". ``candidates`` lists the candidates, the choice first. Each has ``algorithm``,
+    ``executor``, ``segments``, the predicted ``seconds``, and the parts ``latency``, ``bandwidth`` and ``reduction`` of
+    the seconds (None if unknown). ``origin`` tells whether the seconds are "measured" by a curve of the table,
+    "estimated" from the links, or "assumed" as a link is; ``tuned`` is true for a curve that decides the choice.
+    ``calls`` and ``measured`` are the number and the median seconds of calls made by the program.
     """
 
     def __str__(self) -> str:
         width = max(24, *(len(row["algorithm"]) for row in self["candidates"]))
         return "\n".join((
             f"{self['collective']} of {self['bytes']} bytes for {self['ranks']} ranks, by {self['basis']}",
-            f"{'algorithm':{width}} {'executor':8} {'segments':>8} {'predicted us':>13} {'latency':>8} "
+            f"{'algorithm':{width}} {'executor':8} {'segments':>8} {'predicted us':>13} {'origin':9} {'latency':>8} "
             f"{'bandwidth':>9} {'reduction':>9} {'measured us':>12} {'calls':>6}",
-            *(_line(row, width) for row in self["candidates"]), f"choice: {self['choice']}: {self['reason']}"))
+            *(_line(row, width) for row in self["candidates"]), f"choice: {self['choice']}: {self['reason']}",
+            *filter(None, [self["advice"]])))
 
     @property
     def choice(self) -> str:
@@ -51,7 +53,7 @@ def _line(row: PriceRow, width: int) -> str:
               for part in PARTS]
     measured = "-" if row["measured"] is None else f"{1e6 * row['measured']:.2f}"
     return (f"{row['algorithm']:{width}} {row['executor'] or '-':8} {row['segments']:8} {1e6 * row['seconds']:13.2f} "
-            f"{shares[0]:>8} {shares[1]:>9} {shares[2]:>9} {measured:>12} {row['calls'] or '-':>6}")
+            f"{row['origin']:9} {shares[0]:>8} {shares[1]:>9} {shares[2]:>9} {measured:>12} {row['calls'] or '-':>6}")
 
 
 def _percent(part: float, whole: float) -> int:
@@ -70,9 +72,9 @@ def explained(collective: str, nbytes: int, ranks: int, basis: str, candidates: 
         # The parts are unknown, as for a native collective with a measured curve: show None, not zeros.
         if not any(row[name] for name in PARTS):
             row |= dict.fromkeys(PARTS)
-        rows.append({name: row[name] for name in ("algorithm", "executor", "segments", "seconds", *PARTS)}
+        rows.append({name: row[name] for name in ("algorithm", "executor", "segments", "seconds", "origin", *PARTS)}
                     | {"tuned": candidate.measured, "calls": calls, "measured": measured})
-    return Explanation(collective=collective, bytes=nbytes, ranks=ranks, basis=basis, choice=candidates[0].algorithm,
+    return Explanation(collective=collective, bytes=nbytes, ranks=ranks, basis=basis, choice=candidates[0].algorithm, advice="",
                        executor=candidates[0].executor, reason=reason(candidates[:considered]), candidates=rows)
 
 

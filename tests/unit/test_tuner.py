@@ -137,6 +137,26 @@ def test_curves_win_over_the_model():
     assert here == 1e-4 < more  # but a native curve is scaled to another number of ranks
 
 
+def test_each_figure_says_where_it_comes_from():
+    def origins(found, nodes, device="cpu", nbytes=1024):
+        rows = Tuner(nodes, found).candidates("all_reduce", nbytes, ("mpi", "nccl", "native"), device)
+        return {row.origin for row in rows}, {row.algorithm for row in rows if row.origin == "measured"}
+
+    assert origins(table(curves=(RING,)), (0,) * 4) == ({"measured", "estimated"}, {"ring"})
+    assert origins(table(curves=(RING,)), (0,) * 4, nbytes=1 << 20) == ({"estimated"}, set())  # beyond the curve
+    assert origins(built_in(), (0, 0, 1, 1)) == ({"assumed"}, set())
+    assert origins(built_in(), (0,) * 4, "cuda") == ({"estimated"}, set())
+
+
+def test_what_tune_would_try_is_told_on_gpus_where_nothing_is_measured():
+    mine = Table("mine", {}, (Shape(4, 1, "cuda", "2026", (MESSAGES._replace(executor="nccl"),), ()),))
+    told = Tuner((0,) * 4, built_in()).untried("cuda")
+    assert "mpiexec -n 4 gpucoll tune --device cuda" in told
+    assert "peer and nccl" in told
+    silent = (built_in(), 4, "cpu"), (built_in(), 1, "cuda"), (mine, 4, "cuda")
+    assert [Tuner((0,) * size, found).untried(device) for found, size, device in silent] == ["", "", ""]
+
+
 def test_of_those_that_tie_the_one_with_the_fewest_partners_is_chosen():
     rows = [Candidate("mpi", name, 1, taken, taken, 0.0, 0.0, False)
             for name, taken in (("many", 1.0), ("few", 1.0 + TIE / 2), ("slow", 1.0 + 2 * TIE))]
