@@ -74,8 +74,9 @@ def explained(collective: str, nbytes: int, ranks: int, basis: str, candidates: 
             row |= dict.fromkeys(PARTS)
         rows.append({name: row[name] for name in ("algorithm", "executor", "segments", "seconds", "origin", *PARTS)}
                     | {"tuned": candidate.measured, "calls": calls, "measured": measured})
-    return Explanation(collective=collective, bytes=nbytes, ranks=ranks, basis=basis, choice=candidates[0].algorithm, advice="",
-                       executor=candidates[0].executor, reason=reason(candidates[:considered]), candidates=rows)
+    return Explanation(collective=collective, bytes=nbytes, ranks=ranks, basis=basis, choice=candidates[0].algorithm,
+                       executor=candidates[0].executor, reason=reason(candidates[:considered]), candidates=rows,
+                       advice="")
 
 
 def on_topology(collective: str, nbytes: int, topology: Topology, rows: Sequence[Prediction]) -> Explanation:

@@ -10,8 +10,8 @@ import sys
 import numpy
 import pytest
 
-from gpucoll.algorithms import algorithms, find
 from gpu.emulated import FACES, environment
+from gpucoll.algorithms import algorithms, find
 from harness.pace import seconds
 from harness.ranks import RankPool, launch, run_job
 
