@@ -271,7 +271,7 @@ def grow(comm: Communicator, size: Any, seats: Sequence[int], timeout: Any, call
     try:
         place = regroup.grown(link.members, int(size), seats, lambda facts: core.metadata.all_gather({**facts}, call),
                               lambda: any(map(link.has_left, range(comm.size))), patience, comm.timeout / 2,
-                              comm.options)
+                              comm.options, awaits_another=call == "replace")
         made, new, lost = _open_group(place, type(comm), comm.options, "grow", link)
     except StoreError as error:
         lost = error

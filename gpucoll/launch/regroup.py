@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpucoll.errors import CollectiveTimeout, MismatchError, UsageError, listed, minority
+from gpucoll.errors import CollectiveTimeout, MismatchError, RankFailedError, UsageError, listed, minority
 from gpucoll.launch.launchers import SECRET
 from gpucoll.launch.places import address_of, text_of
 from gpucoll.transport import ports
@@ -285,28 +285,38 @@ def survivors(ranks: Membership, ended: Callable[[], Collection[int]], timeout: 
 
 
 def grown(ranks: Membership, size: int, seats: Sequence[int], exchange: Callable[[Mapping[str, Any]], list[Any]],
-          is_broken: Callable[[], bool], timeout: float, patience: float, options: Sequence[Any]) -> Place:
+          is_broken: Callable[[], bool], timeout: float, patience: float, options: Sequence[Any], *,
+          awaits_another: bool) -> Place:
     """Return this rank's place in a group of `size` ranks: member i has rank ``seats[i]``, newcomers the others.
 
     A collective call of all members, by `exchange`: it returns the facts of all ranks, and finds deaths. Between two
     exchanges the leader waits `patience` seconds for newcomers, if not `is_broken`. Raises CollectiveTimeout after
-    `timeout` seconds without enough newcomers, and StoreError if the leader dies once it has decided.
+    `timeout` seconds without enough newcomers, RankFailedError if a newcomer dies meanwhile, unless the group
+    `awaits_another`, and StoreError if the leader dies once it has decided.
     """
     deadline, needed, lineage = time.monotonic() + timeout, size - len(ranks.names), ranks.lineage
     leader, here, connection = ranks.admitting_rank, ranks.applicants(), None
-    newcomers = ports.applicants(ports.NEWCOMERS, lineage.secret).members if lineage.secret else {}
+    group = ports.applicants(ports.NEWCOMERS, lineage.secret) if lineage.secret else ports.Applicants("")
+    newcomers, before = group.members, len(group.gone)
+
+    def has_lost() -> bool:
+        return not awaits_another and len(group.gone) > before
+
     with contextlib.ExitStack() as undo:
         if ranks.rank != leader:
             connection = _apply(ranks, leader, GROWS + lineage.name, deadline + ANSWERS)
             undo.enter_context(contextlib.nullcontext() if connection is None else connection.socket)
         while True:
             late = min(deadline, time.monotonic() + patience)
-            while ranks.rank == leader and len(newcomers) < needed and time.monotonic() < late and not is_broken():
+            while ranks.rank == leader and len(newcomers) < needed and time.monotonic() < late \
+                    and not (is_broken() or has_lost()):
                 with CHANGED:
                     CHANGED.wait(APPLICANT_INTERVAL)
-            told = exchange({"came": len(newcomers), "late": time.monotonic() > deadline})[leader]
+            told = exchange({"came": len(newcomers), "late": time.monotonic() > deadline, "lost": has_lost()})[leader]
             if told["came"] >= needed:
                 break
+            if told["lost"]:
+                raise RankFailedError(f"grow: a newcomer has ended before {needed} had come")
             if told["late"]:
                 raise CollectiveTimeout(f"grow: waited {timeout:g} s for {needed} newcomers, and {told['came']} came; "
                                         f"start each with gpucoll.join({text_of(ranks.address)!r})")

@@ -110,6 +110,7 @@ class StoreMessages:
         # Counts by the other rank and the tag. Two counters, because a message of a rank to itself counts in both.
         self._sent: collections.Counter[tuple[int, int]] = collections.Counter()
         self._received: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._looking = threading.Lock()  # held by a thread that receives farewells
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> StoredMessage:
         """Send ``[array, "B"]`` with the dtype code `dtype` to rank `dest`; the message is complete on return."""
@@ -143,10 +144,13 @@ class StoreMessages:
         """Receive the farewells that have arrived from `others`, as rows of bytes."""
         found = dict[int, Any]()
         # This is asked in every wait: one request to the store, and more only after a farewell.
-        for other in others if self._store.get(f"{self._name}/left") is not None else ():
-            if self.seen(other, Tag.FAREWELL) is not None:
-                found[other] = numpy.zeros(FAREWELL_BYTES, numpy.uint8)
-                self.Irecv([found[other], "B"], other, Tag.FAREWELL).Test()
+        if self._store.get(f"{self._name}/left") is None:
+            return found
+        with self._looking:  # of two threads that see a message, one would receive nothing
+            for other in others:
+                if self.seen(other, Tag.FAREWELL) is not None:
+                    found[other] = numpy.zeros(FAREWELL_BYTES, numpy.uint8)
+                    self.Irecv([found[other], "B"], other, Tag.FAREWELL).Test()
         return found
 
     def _key(self, source: int, dest: int, tag: int, number: int) -> str:

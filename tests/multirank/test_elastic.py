@@ -211,7 +211,7 @@ DIES_IN_GROW = """
 comm = world()
 comm.barrier()
 if rank == int(how[0]):  # the other ranks wait for a newcomer
-    gc.communicator.elastic.regroup.grown = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    gc.communicator.elastic.regroup.grown = lambda *_, **more: os.kill(os.getpid(), signal.SIGKILL)
 began = time.monotonic()
 try:
     comm.grow(size + 1, timeout)
@@ -224,6 +224,38 @@ except gc.RankFailedError as error:
 def test_a_member_that_dies_while_the_group_grows_is_named(group, dies):
     group.start_all(DIES_IN_GROW, 3, str(dies))
     assert group.said() == [{"ranks": [dies], "prompt": True}] * 2
+
+
+AWAITS_TWO = """
+from gpucoll.launch import regroup
+comm, waits, grown = world(), [], regroup.grown
+def is_broken(given):  # asked by the rank that waits for newcomers
+    if not waits:
+        say(waits=True)
+        waits.append(True)
+    return given()
+regroup.grown = lambda *given, **more: grown(*given[:4], lambda: is_broken(given[4]), *given[5:], **more)
+began = time.monotonic()
+try:
+    comm.grow(size + 2, timeout)
+except gc.RankFailedError as error:
+    say(prompt=time.monotonic() < began + timeout / 4, sum=comm.all_reduce(numpy.array([rank + 1])).tolist())
+comm.close()
+"""
+COMES_AND_DIES = """
+from gpucoll.launch import regroup
+regroup._place_of = lambda *_: sys.stdin.readline() and os.kill(os.getpid(), signal.SIGKILL)
+gc.join(place, timeout)
+"""
+
+
+def test_a_newcomer_that_dies_while_another_is_awaited_is_told(group):
+    first, _ = group.start_all(AWAITS_TWO, 2)
+    newcomer = group.start(COMES_AND_DIES)
+    assert json.loads(first.stdout.readline()) == {"waits": True}
+    newcomer.stdin.write("now\n")
+    newcomer.stdin.flush()
+    assert group.said() == [{"prompt": True, "sum": [3]}] * 2
 
 
 # ---------------------------------------------------------------- under a launcher

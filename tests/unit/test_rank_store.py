@@ -9,13 +9,15 @@ import time
 import pytest
 
 import gpucoll as gc
+from gpucoll.health.farewell import Farewell, Sent, Why
 from gpucoll.launch import launchers, places
 from gpucoll.progress.deadlines import limited
 from gpucoll.progress.waits import Progress
 from gpucoll.transport import kvstore
 from gpucoll.transport.connections import LENGTHS, Connection, Hub, proof
-from gpucoll.transport.mailbox import StoreRanks, decode, encode
+from gpucoll.transport.mailbox import StoreMessages, StoreRanks, decode, encode
 from gpucoll.transport.rendezvous import becomes
+from gpucoll.transport.tags import Tag
 from harness.pace import seconds
 
 NONCE = "1" * 32
@@ -151,6 +153,49 @@ def test_what_ranks_tell_is_json_and_nothing_is_run():
                     b'{"bytes in hex": "?"}', b'{"bytes in hex": 1}'):
         with pytest.raises(gc.BackendError, match="not written by gpucoll"):
             decode(garbage)
+
+
+class Told:
+    """A lock that tells when it is asked for."""
+
+    def __init__(self, asked):
+        self.lock, self.asked = threading.Lock(), asked
+
+    def __enter__(self):
+        if not self.lock.acquire(blocking=False):
+            self.asked.set()
+            self.lock.acquire()
+
+    def __exit__(self, *_):
+        self.lock.release()
+
+
+def test_two_threads_may_look_for_farewells_at_once(monkeypatch):
+    """A second thread looks once the first has found a farewell, and before it has received it."""
+    store, looks, both = kvstore.MemoryStore(), [], threading.Event()
+    wire, get, found = StoreMessages(store, "wire", 0, 2), store.get, {}
+
+    def look():
+        for rank, row in wire.farewells([1]).items():
+            found.setdefault(rank, []).append(Farewell.decode(row))
+
+    def looked(key, wait=0.0):
+        value = get(key, wait)
+        if f" {Tag.FAREWELL.value} " in key:
+            looks.append(threading.Thread(target=look))
+            if len(looks) == 1:
+                looks[0].start()
+                assert both.wait(seconds(60))
+            both.set()
+        return value
+
+    monkeypatch.setattr(store, "get", looked)
+    wire._looking = Told(both)
+    farewell = Farewell(Why.CLOSES, calls=3, words="has closed")
+    Sent(StoreMessages(store, "wire", 1, 2), [0], farewell)
+    look()
+    looks[0].join()
+    assert found == {1: [farewell]}
 
 
 PLACE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
