@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import os
@@ -368,4 +367,4 @@ def _at_exit() -> None:
 
 
 PROCESS.forks += [HERE.__init__, _after_fork]  # type: ignore[misc] # the thread of the child has another number
-atexit.register(_at_exit)
+PROCESS.ends.callback(_at_exit)

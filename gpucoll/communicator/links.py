@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -91,9 +92,17 @@ class MpiLink(Transport):
         from mpi4py import MPI
 
         part = _by_mpi(lambda: self.mpi.Split(MPI.UNDEFINED if color is None else color, key))
-        if color is None:
-            return None
-        # `MpiLink` makes duplicates of its own: `part` itself is freed.
+        return None if color is None else self._of(part)
+
+    def part(self, name: str, ranks: Sequence[int]) -> MpiLink:
+        group = self.mpi.group.Incl(ranks)
+        # The tag separates parts being made at the same time.
+        made = _by_mpi(lambda: self.mpi.Create_group(group, zlib.crc32(name.encode()) % (1 << 15)))
+        group.Free()
+        return self._of(made)
+
+    def _of(self, part: MPI.Intracomm) -> MpiLink:
+        """Return the link of some of the ranks, with duplicates of its own: `part` itself is freed."""
         link = MpiLink(part, self._timeout, self.table)
         link.gpu_index = self.gpu_index
         part.Free()

@@ -8,6 +8,7 @@ which leaves unknown calls to Python (`Calls.do`).
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -2017,15 +2018,26 @@ class Communicator:
         self._core.life.leaving.leave_block(error)
         self.close()
 
+    def __dir__(self) -> list[str]:
+        return [name for name in object.__dir__(self) if name not in _OTHERS]
+
     def __repr__(self) -> str:
         return f"<gpucoll.Communicator rank={self.rank} size={self.size}>"
 
 
-def _of_mpi4py(comm: Communicator) -> Any:
-    raise AttributeError("a gpucoll communicator has names such as 'all_reduce'; gpucoll.mpi.Comm has mpi4py's calls")
+def _of_others(name: str, own: str, comm: Communicator) -> Any:
+    raise AttributeError(f"{name}: a gpucoll communicator has {own!r}; gpucoll.mpi.Comm has mpi4py's calls")
 
 
-# Properties, because `__getattr__` would slow down each call. Python itself tells names that are nearly right.
-for _name in ("Allgather Allgatherv Allreduce Alltoall Alltoallv Barrier Bcast Exscan Gather Gatherv Get_rank Get_size "
-              "Irecv Isend Recv Reduce Reduce_scatter Scan Scatter Scatterv Send Sendrecv Split").split():
-    setattr(Communicator, _name, property(_of_mpi4py))
+# Names of other libraries. Properties, because `__getattr__` would slow down each call.
+_OTHERS = {name: own for own, names in {
+        "all_gather": "Allgather allgather", "all_gather_v": "Allgatherv allgatherv",
+        "all_reduce": "Allreduce allreduce", "all_to_all": "Alltoall alltoall", "all_to_all_v": "Alltoallv alltoallv",
+        "barrier": "Barrier", "broadcast": "Bcast bcast", "exscan": "Exscan", "gather": "Gather",
+        "gather_v": "Gatherv gatherv", "rank": "Get_rank get_rank", "size": "Get_size get_size world_size",
+        "recv": "Recv Irecv irecv", "send": "Send Isend isend", "reduce": "Reduce",
+        "reduce_scatter": "Reduce_scatter_block reduce_scatter_tensor", "reduce_scatter_v": "Reduce_scatter",
+        "scan": "Scan", "scatter": "Scatter", "scatter_v": "Scatterv scatterv", "sendrecv": "Sendrecv",
+        "split": "Split new_group"}.items() for name in names.split()}
+for _name, _own in _OTHERS.items():
+    setattr(Communicator, _name, property(functools.partial(_of_others, _name, _own)))

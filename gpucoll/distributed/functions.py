@@ -6,6 +6,7 @@ Objects are pickled; see `gpucoll.communicator.objects`. In shapes below, `size`
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -77,6 +78,45 @@ def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op:
         return None
     done = pg.communicator.all_reduce(tensor, tensor, op, async_op=async_op)
     return conclude(done, [tensor], async_op)
+
+
+def all_reduce_coalesced(tensors: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
+    """Overwrite every rank's `tensors`, of one dtype, with the reductions of all ranks' tensors, by one call.
+
+    Parameters
+    ----------
+    tensors : array or list of arrays
+        Arrays of one dtype, of any shapes.
+    op : str or ReduceOp, optional
+        The reduction, as in `Communicator.all_reduce`.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    async_op : bool, optional
+        True returns a `Work` at once.
+
+    Returns
+    -------
+    None or Work
+        The handle with ``async_op=True``, else None.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> import numpy
+    >>> x, y = numpy.ones(2), numpy.ones(3)
+    >>> dist.all_reduce_coalesced([x, y])
+    >>> dist.destroy_process_group()
+    """
+    given = tensors if isinstance(tensors, list | tuple) else [tensors]
+    if (pg := member(name := "all_reduce_coalesced", group, *given)) is None:
+        return None
+    xs = shapes.inputs(name, "tensors", given, max(len(given), 1))
+    outs, xp = shapes.outputs(name, "tensors", given, len(xs), xs[0].dtype), module_of(xs[0])
+    row, ends = xp.concatenate([x.reshape(-1) for x in xs]), itertools.accumulate(x.size for x in xs[:-1])
+    done = pg.communicator.all_reduce(row, row, op, async_op=async_op)
+    parts = xp.split(row, [*ends])
+    return conclude(done, given, async_op, lambda came: shapes.fill(name, "tensors", outs, parts))
 
 
 def reduce(tensor: Any, dst: int | None = 0, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False,
@@ -186,7 +226,7 @@ def broadcast(tensor: Any, src: int | None = 0, group: Any = None, async_op: boo
     return conclude(pg.communicator.broadcast(tensor, root, async_op=async_op), [tensor], async_op)
 
 
-def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
+def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None, timeout: Any = None) -> Any:
     """Wait until every rank of `group` has entered the barrier.
 
     Parameters
@@ -197,6 +237,8 @@ def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -
         True returns a `Work` at once.
     device_ids : object, optional
         Has no effect.
+    timeout : timedelta or None, optional
+        At this deadline CollectiveTimeout is raised, and the barrier goes on.
 
     Returns
     -------
@@ -219,8 +261,13 @@ def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -
     >>> dist.barrier()
     >>> dist.destroy_process_group()
     """
-    pg = member("barrier", group)
-    return None if pg is None else conclude(pg.communicator.barrier(async_op=async_op), [], async_op)
+    if (pg := member("barrier", group)) is None:
+        return None
+    has_work = async_op or timeout is not None
+    work = conclude(pg.communicator.barrier(async_op=has_work), [], has_work)
+    if timeout is not None and not async_op:
+        work.wait(timeout)
+    return work if async_op else None
 
 
 def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
@@ -577,6 +624,9 @@ def reduce_scatter_tensor(output: Any, input: Any, op: Any = ReduceOp.SUM, group
     shapes.check_blocks(name, "input", x, "an output", out, pg.size())
     blocks = _blocks(shapes.apart(x, out), pg.size(), out)
     return conclude(pg.communicator.reduce_scatter(blocks, out, op, async_op=async_op), [output], async_op)
+
+
+all_gather_single, reduce_scatter_single = all_gather_into_tensor, reduce_scatter_tensor  # torch's newer names
 
 
 @_also_named(output_tensor_list="output_list", input_tensor_list="input_list")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class ProcessGroup:
         self.communicator: Any = communicator  # Any: its overloads take only literal True and False
         self.ranks = tuple(ranks)
         self.uses_gpu = False
+        self.made: Counter[tuple[int, ...]] = Counter()  # groups made by their members alone, by ranks
         self.barriers = itertools.count()
         self.early: list[tuple[int, int, int, list[int]]] = []  # `monitored_barrier`: messages received early
         self.sending: list[Any] = []  # `monitored_barrier`: send requests not yet completed, with their buffers

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy
 
 from gpucoll import internal
 from gpucoll.arrays import on_gpu
 from gpucoll.communicator.links import LocalLink
 from gpucoll.communicator.points import NO_WILDCARD, check_tag
 from gpucoll.distributed.groups import ProcessGroup, _get_default_group, member
+from gpucoll.distributed.shapes import check_list
 from gpucoll.distributed.work import DistributedWork
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
 
@@ -254,6 +258,83 @@ def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, g
     work = _receive(pg, tensor, src, tag, group_src)
     work.wait()
     return work.source_rank()
+
+
+def send_object_list(object_list: list[Any], dst: int | None = None, group: Any = None, device: Any = None,
+                     group_dst: int | None = None, use_batch: bool = False) -> None:
+    """Send the objects of a list, pickled, to rank `dst`; `device` and `use_batch` have no effect.
+
+    Parameters
+    ----------
+    object_list : list
+        The objects, which are pickled.
+    dst : int or None, optional
+        The receiving rank, by its number in the world.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    device : object, optional
+        Has no effect.
+    group_dst : int or None, optional
+        The receiving rank, by its number in the group, in place of `dst`.
+    use_batch : bool, optional
+        Has no effect.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.send_object_list([1], 1) if dist.get_world_size() > 1 else None
+    >>> dist.destroy_process_group()
+    """
+    row = numpy.frombuffer(pickle.dumps(check_list("send_object_list", "object_list", object_list, 0)), numpy.uint8)
+    for part in (numpy.array([row.size]), row) if member("send_object_list", group) is not None else ():
+        send(part, dst, group, 0, group_dst)
+
+
+def recv_object_list(object_list: list[Any], src: int | None = None, group: Any = None, device: Any = None,
+                     group_src: int | None = None, use_batch: bool = False) -> int:
+    """Overwrite the objects of a list with those sent by rank `src`; None means the first rank to send.
+
+    Returns the sender's rank in the world, -1 on a rank outside `group`. Raises ArgumentError, with the list unchanged,
+    if the sender's list has another length.
+
+    Parameters
+    ----------
+    object_list : list
+        The objects, which are pickled.
+    src : int or None, optional
+        The sending rank, by its number in the world; None: the first rank to send.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    device : object, optional
+        Has no effect.
+    group_src : int or None, optional
+        The sending rank, by its number in the group, in place of `src`.
+    use_batch : bool, optional
+        Has no effect.
+
+    Returns
+    -------
+    int
+        The sender's rank in the world, -1 outside the group.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.recv_object_list([None], 1) if dist.get_world_size() > 1 else None
+    >>> dist.destroy_process_group()
+    """
+    if member("recv_object_list", group) is None:
+        return -1
+    sender = recv(count := numpy.zeros(1, int), src, group, 0, group_src)
+    recv(row := numpy.empty(int(count[0]), numpy.uint8), sender, group)
+    came = pickle.loads(row.data)
+    if len(check_list("recv_object_list", "object_list", object_list, len(came))) != len(came):
+        raise ArgumentError(f"recv_object_list: object_list has {len(object_list)} objects, rank {sender} sent "
+                            f"{len(came)}", code="GC-COUNTS")
+    object_list[:] = came
+    return sender
 
 
 class P2POp:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import numbers
 import os
+import urllib.parse
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,15 +17,24 @@ import numpy
 from gpucoll import internal
 from gpucoll.communicator import Communicator, Transport, new_world
 from gpucoll.core.dtypes import is_whole
-from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, groups, member
+from gpucoll.distributed.groups import (
+    GroupMember,
+    ProcessGroup,
+    _get_default_group,
+    get_process_group_ranks,
+    groups,
+    member,
+)
 from gpucoll.errors import ArgumentError, CollectiveTimeout, MismatchError, UsageError, minority, nearest, with_noun
-from gpucoll.launch import bootstrap
+from gpucoll.launch import bootstrap, places
+from gpucoll.launch.launchers import RUN
 from gpucoll.transport.rendezvous import becomes
 from gpucoll.transport.tags import BYTES, TAGS
 
 BACKENDS = ("nccl", "mpi", "gloo")
 DEVICE_TYPES = ("cpu", "cuda")
 INIT_METHODS = ("env", "tcp", "file")
+meetings = itertools.count()  # of this process by a `store`, each with a key of its own
 variables: list[str] = []  # names of the environment variables set by `init_process_group`
 
 
@@ -32,23 +43,26 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
                        pg_options: Any = None, device_id: Any = None) -> None:
     """Make the default group of all ranks, found as in `gpucoll.init`.
 
-    A collective call. The launcher has already done the rendezvous, so `init_method` is only checked. The call sets
-    RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment if missing.
+    A collective call. Processes started without a launcher, as by ``multiprocessing``, pass `rank` and `world_size`,
+    and meet without MPI as `init_method` says. A launcher has already done the rendezvous: `init_method` is then only
+    checked. The call sets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the
+    environment if missing.
 
     Parameters
     ----------
     backend : str or None, optional
         "nccl", "mpi", "gloo" or pairs such as "cpu:gloo,cuda:nccl"; the arrays decide where work runs.
     init_method : str or None, optional
-        Begins with env://, tcp:// or file://; only checked.
+        "env://" (None): at MASTER_ADDR and MASTER_PORT; "tcp://host:port": at this address of rank 0;
+        "file:///path": ranks of one host, with the path as a name.
     timeout : timedelta, float or None, optional
         The deadline of every wait, in seconds if a number; None is the default.
     world_size : int, optional
-        The launcher's number of ranks, or -1.
+        The number of ranks; -1: as the launcher or the environment says.
     rank : int, optional
-        The launcher's number of this rank, or -1.
+        The number of this rank; -1: as the launcher or the environment says.
     store : object, optional
-        Has no effect.
+        A `TCPStore`, or a store of PyTorch, through which the ranks meet; without a launcher.
     group_name : str, optional
         Has no effect.
     pg_options : object, optional
@@ -84,12 +98,37 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
                             "file://; None is sufficient, because MPI knows all ranks", code="GC-INIT")
     seconds = seconds_of("init_process_group", timeout)
     wanted = bootstrap.options({"timeout": seconds})
-    job = bootstrap.job(wanted.timeout)
+    own = _given_place(init_method, store, {"RANK": rank, "WORLD_SIZE": world_size}, wanted.timeout)
+    job = bootstrap.job(wanted.timeout, own)
     _check_place(job.rank, job.size, {"rank": rank, "world_size": world_size}, "the call")
-    if not isinstance(job, Transport):  # else the launcher's numbers are not those of the ranks
+    if own is None and not isinstance(job, Transport):  # else the launcher's numbers are not those of the ranks
         given = {"rank": os.environ.get("RANK", -1), "world_size": os.environ.get("WORLD_SIZE", -1)}
         _check_place(job.rank, job.size, given, "the environment")
     _init_from(new_world(wanted, job))
+
+
+def _given_place(method: str | None, store: Any, numbers: Mapping[str, Any],
+                 timeout: float) -> places.StorePlace | None:
+    """Return this rank's place, if the caller gives the rank, and no launcher does; else None.
+
+    `numbers` are RANK and WORLD_SIZE, -1 for unknown ones; an address may end in ``?rank=0&world_size=4``.
+    """
+    scheme, _, where = (method or "env://").partition("://")
+    where, _, query = where.partition("?")
+    told = {name.upper(): text for name, text in urllib.parse.parse_qsl(query)}
+    told |= {name: str(number) for name, number in numbers.items() if str(number) != "-1"}
+    if not told or RUN in os.environ or places.is_by_mpi(os.environ, has_address=bool(where or store)):
+        return None
+    environment = {**os.environ, **told}
+    if store is not None:
+        # torch's other stores, a file for example, have no host: they serve ranks of one host.
+        own = places.named_place(f"tcp://{getattr(store, 'host', '127.0.0.1')}:0", None, None, environment)
+        return places.through(lambda patience: store, own, timeout, f"gpucoll {next(meetings)}")
+    if scheme == "tcp":
+        return places.named_place(f"tcp://{where}", None, None, environment)
+    if scheme == "file":
+        environment |= {"MASTER_ADDR": "localhost", "MASTER_PORT": os.path.abspath(where), "LOCAL_WORLD_SIZE": ""}
+    return places.store_place(environment)
 
 
 def _init_from(communicator: Communicator) -> None:
@@ -141,7 +180,7 @@ def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: 
               device_id: Any = None, sort_ranks: bool = True) -> Any:
     """Return a group of `ranks` of the world.
 
-    Every rank of the world calls `new_group` with the same arguments.
+    Every rank of the world calls `new_group` with the same arguments, or the members alone.
 
     Parameters
     ----------
@@ -154,7 +193,7 @@ def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: 
     pg_options : object, optional
         Has no effect.
     use_local_synchronization : bool, optional
-        Must be False.
+        The call is one of the members alone.
     group_desc : str or None, optional
         Has no effect.
     device_id : object, optional
@@ -191,22 +230,150 @@ def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: 
     world = _get_default_group()
     check_backend("new_group", backend)
     seconds = seconds_of("new_group", timeout)
-    if use_local_synchronization:
-        raise ArgumentError("new_group: every rank of the world must take part; use_local_synchronization=True is not "
-                            "possible over MPI", code="GC-GROUP")
     members = _check_ranks(ranks, world.size(), sort_ranks)
-    _check_agreed(world, members)
-    here = world.rank() in members
-    part = world.communicator.split(0 if here else None, members.index(world.rank()) if here else 0)
+    here, comm = world.rank() in members, world.communicator
+    options = comm.options if seconds is None else comm.options._replace(timeout=seconds)
+    part: Communicator | None = None
+    if not use_local_synchronization:
+        _check_agreed(world, members)
+        part = comm.split(0 if here else None, members.index(world.rank()) if here else 0)
+    elif here:
+        world.made[tuple(members)] += 1
+        part = type(comm)(internal.link_of(comm).part(f"group {world.made[tuple(members)]} of {members}", members),
+                          options)
     if part is None:
         return GroupMember.NON_GROUP_MEMBER
     # A communicator's timeout is fixed at creation: another timeout needs a second split with other options.
-    if seconds not in (None, part.timeout):
+    if part.options != options:
         with part:
-            options = part.options._replace(timeout=seconds)
-            part = type(part)(internal.link_of(part).split(0, part.rank), options)
+            part = type(comm)(internal.link_of(part).part("with options", range(part.size)), options)
     groups.append(ProcessGroup(part, members))
     return groups[-1]
+
+
+def new_subgroups(group_size: int | None = None, group: Any = None, timeout: Any = None, backend: str | None = None,
+                  pg_options: Any = None, group_desc: str | None = None) -> tuple[Any, list[Any]]:
+    """Return this rank's group and all groups of `group_size` consecutive ranks of `group`; None: the ranks of a node.
+
+    A collective call of the world. Raises ArgumentError unless `group_size` divides the number of ranks.
+
+    Parameters
+    ----------
+    group_size : int or None, optional
+        The ranks of each group; None: as many as this node has.
+    group : ProcessGroup or None, optional
+        The group; None is the default group.
+    timeout : timedelta, float or None, optional
+        The deadline of every wait, in seconds if a number; None is the default.
+    backend : str or None, optional
+        A name of `Backend`; the arrays decide where work runs.
+    pg_options : object, optional
+        Has no effect.
+    group_desc : str or None, optional
+        Has no effect.
+
+    Returns
+    -------
+    tuple
+        This rank's group, and all groups.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.new_subgroups(1)
+    (<gpucoll.distributed.ProcessGroup rank=0 ranks=[0]>, [<gpucoll.distributed.ProcessGroup rank=0 ranks=[0]>])
+    >>> dist.destroy_process_group()
+    """
+    ranks = get_process_group_ranks(group)
+    each = _get_default_group().communicator.local_size if group_size is None else group_size
+    if not is_whole(each) or each < 1 or len(ranks) % each:
+        raise ArgumentError(f"new_subgroups: group_size {each!r} does not divide {len(ranks)} ranks", code="GC-GROUP")
+    return new_subgroups_by_enumeration([ranks[first:first + each] for first in range(0, len(ranks), each)], timeout,
+                                        backend)
+
+
+def new_subgroups_by_enumeration(ranks_per_subgroup_list: Sequence[Sequence[int]], timeout: Any = None,
+                                 backend: str | None = None, pg_options: Any = None,
+                                 group_desc: str | None = None) -> tuple[Any, list[Any]]:
+    """Return this rank's group, None in no group, and the groups of all lists of ranks, which have no rank in common.
+
+    A collective call of the world. On other ranks than a group's, the group is `GroupMember.NON_GROUP_MEMBER`.
+
+    Parameters
+    ----------
+    ranks_per_subgroup_list : list of lists of int
+        The ranks of each group, without a rank in common.
+    timeout : timedelta, float or None, optional
+        The deadline of every wait, in seconds if a number; None is the default.
+    backend : str or None, optional
+        A name of `Backend`; the arrays decide where work runs.
+    pg_options : object, optional
+        Has no effect.
+    group_desc : str or None, optional
+        Has no effect.
+
+    Returns
+    -------
+    tuple
+        This rank's group, None in no group, and all groups.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.new_subgroups_by_enumeration([[0]])[0]
+    <gpucoll.distributed.ProcessGroup rank=0 ranks=[0]>
+    >>> dist.destroy_process_group()
+    """
+    every = list(itertools.chain(*ranks_per_subgroup_list))
+    if not every or len({*every}) < len(every):
+        raise ArgumentError(f"new_subgroups_by_enumeration: {ranks_per_subgroup_list!r} is empty or has a rank twice",
+                            code="GC-GROUP")
+    made = [new_group(ranks, timeout, backend) for ranks in ranks_per_subgroup_list]
+    return next((one for one in made if isinstance(one, ProcessGroup)), None), made
+
+
+def split_group(parent_pg: Any = None, split_ranks: Sequence[Sequence[int]] | None = None, timeout: Any = None,
+                pg_options: Any = None, group_desc: str | None = None, backend: str | None = None) -> Any:
+    """Return the group of this rank's list in `split_ranks`, ranks of `parent_pg`; None for a rank in no list.
+
+    A collective call of the parent's ranks.
+
+    Parameters
+    ----------
+    parent_pg : ProcessGroup or None, optional
+        The group to split; None is the default group.
+    split_ranks : list of lists of int
+        Ranks of the parent, by their numbers there.
+    timeout : timedelta, float or None, optional
+        The deadline of every wait, in seconds if a number; None is the default.
+    pg_options : object, optional
+        Has no effect.
+    group_desc : str or None, optional
+        Has no effect.
+    backend : str or None, optional
+        A name of `Backend`; the arrays decide where work runs.
+
+    Returns
+    -------
+    ProcessGroup or None
+        The group of this rank.
+
+    Examples
+    --------
+    >>> import gpucoll.distributed as dist
+    >>> dist.init_process_group()  # without a launcher: one rank
+    >>> dist.split_group(split_ranks=[[0]])
+    <gpucoll.distributed.ProcessGroup rank=0 ranks=[0]>
+    >>> dist.destroy_process_group()
+    """
+    parent = parent_pg or _get_default_group()
+    mine = next((list(ranks) for ranks in split_ranks or () if parent.rank() in ranks), None)
+    if not split_ranks:
+        raise ArgumentError("split_group: split_ranks is empty", code="GC-GROUP")
+    return mine and new_group([parent.ranks[rank] for rank in sorted(mine)], timeout, backend,
+                              use_local_synchronization=True, sort_ranks=False)
 
 
 def _check_ranks(ranks: Any, size: int, sort: bool) -> list[int]:

@@ -308,6 +308,7 @@ DEATH = 1.0
 
 def end_together() -> None:
     """Install hooks, once: an uncaught exception ends all ranks, if the launcher can, and a crash prints the stack."""
+    PROCESS.end_as_child()
     # Only in place of Python's own hook: a hook of the user's stays.
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _abort_all

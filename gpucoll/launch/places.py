@@ -7,8 +7,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import CollectiveTimeout, UsageError
@@ -50,11 +50,11 @@ def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | Non
         return named_place(_told[-1], None, None, environment)
     rank, size, local, host, port = (environment.get(name, "") for name in
                                      ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-    process, has_pmi = started(environment), any(name.startswith(("PMI_", "PMIX_")) for name in environment)
-    if process and process.launcher is SLURM and not has_pmi and host and port:  # srun --mpi=none
-        rank, size, process = rank or str(process.rank), size or str(process.size), None
+    process = started(environment)
+    by_mpi = is_by_mpi(environment, has_address=bool(host and port))
+    if process and process.launcher is SLURM and not by_mpi:  # srun --mpi=none
+        rank, size = rank or str(process.rank), size or str(process.size)
     # torchrun decides for the store even inside an MPI job; MPI's launcher decides otherwise.
-    by_mpi = process.size > 1 if process else has_pmi
     if not rank or not size or (size == "1" and rank == "0") or (by_mpi and RUN not in environment):
         return None
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
@@ -75,6 +75,14 @@ def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | Non
     # The user's secret is not enough: two jobs of a host may have the same secret.
     token = " ".join([*filter(None, [secret]), f"{host}:{port}", *run])
     return StorePlace(int(rank), int(size), token, (host, int(port)) if is_spread else None)
+
+
+def is_by_mpi(environment: Mapping[str, str], *, has_address: bool) -> bool:
+    """Return whether MPI's launcher started the ranks: srun did not, if MPI has no part and the store `has_address`."""
+    process, has_pmi = started(environment), any(name.startswith(("PMI_", "PMIX_")) for name in environment)
+    if process is None or (process.launcher is SLURM and not has_pmi and has_address):
+        return has_pmi
+    return process.size > 1
 
 
 def named_place(store: str, rank: int | None, size: int | None,
@@ -133,25 +141,31 @@ def announced(place: StorePlace, timeout: float, environment: Mapping[str, str])
     run = [environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")]
     # Once in a process' life: rank 0's store stays open, and serves the next world, too.
     if tuple(run) not in _announcements:
-        _announcements[tuple(run)] = _announcement(place, timeout, " ".join(["gpucoll", *run]))
-    host, port, token = _announcements[tuple(run)]
-    return place._replace(token=environment.get(SECRET) or token, address=(host, port))
+        from torch.distributed import TCPStore
+
+        host, port = place.address
+        _announcements[tuple(run)] = through(
+            lambda patience: TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience),
+            place, timeout, " ".join(["gpucoll", *run]))
+    token, address = _announcements[tuple(run)][2:]
+    return place._replace(token=environment.get(SECRET) or token, address=address)
 
 
-_announcements: dict[tuple[str, ...], tuple[str, int, str]] = {}  # host, port and token, by run and restart of a job
+_announcements: dict[tuple[str, ...], StorePlace] = {}  # by run and restart of a job
 
 
-def _announcement(place: StorePlace, timeout: float, key: str) -> tuple[str, int, str]:
-    """Return host, port and token of rank 0's store, through torchrun's store; rank 0 chooses them."""
-    from torch.distributed import TCPStore
+def through(connect: Callable[[datetime.timedelta], Any], place: StorePlace, timeout: float, key: str) -> StorePlace:
+    """Return `place` with address and token of rank 0's store, told by rank 0 in torch's store at the place's address.
 
+    `connect` returns torch's store, given the patience. A collective call.
+    """
     assert place.address is not None
     host, port = place.address
     patience = datetime.timedelta(seconds=timeout)
     try:
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
+        store = connect(patience)
         if place.rank == 0:
-            # Rank 0 may be on another host than torchrun's store. Its address on the way there is in their network,
+            # Rank 0 may be on another host than torch's store. Its address on the way there is in their network,
             # unless this host calls itself by a loopback address.
             address = route(host) or host
             own = host if address.startswith("127.") else address
@@ -159,6 +173,6 @@ def _announcement(place: StorePlace, timeout: float, key: str) -> tuple[str, int
         store.wait([key], patience)
         own_host, own_port, token = json.loads(store.get(key))
     except RuntimeError as error:  # torch's errors, of a lost connection and of the deadline
-        raise CollectiveTimeout(f"init: waited {timeout:g} s for rank 0 in torchrun's store at {host}:{port}: {error}",
+        raise CollectiveTimeout(f"init: waited {timeout:g} s for rank 0 in torch's store at {host}:{port}: {error}",
                                 ranks=(0,)) from error
-    return own_host, own_port, token
+    return place._replace(token=token, address=(own_host, own_port))

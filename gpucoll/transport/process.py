@@ -34,6 +34,8 @@ class Process:
         self.lost_mpi = self.lost_ucx = False  # whether MPI or UCX is the parent's: its threads are missing here
         self.exporter: Any = None  # of metrics, and of a summary at the end
         self.forks: list[Callable[[], object]] = []  # called in the child of a fork
+        self.ends = contextlib.ExitStack()  # the steps at the end of the process, the last one first
+        self.ends.callback(self.close)  # after the communicators' last messages, whose step is added later
 
     def forked(self) -> None:
         """Give up all state in the child of a fork: connections and threads belong to the parent."""
@@ -59,6 +61,13 @@ class Process:
             steps.callback(self.close_stores)  # rank 0 waits for the ranks still connected, and UCX goes on meanwhile
             steps.callback(self.close_ports)
 
+    def end_as_child(self) -> None:
+        """Let a child of `multiprocessing` end as other processes do: after a fork it runs no functions of `atexit`."""
+        if (process := sys.modules.get("multiprocessing.process")) is not None and process.parent_process() is not None:
+            from multiprocessing.util import Finalize
+
+            Finalize(None, self.ends.close, exitpriority=0)  # a second time, it does nothing
+
     def close_ports(self) -> None:
         """Close all ports of this process; the process then counts as gone."""
         for one in (*self.ports.values(), *filter(None, self.held.values())):
@@ -81,5 +90,4 @@ class Process:
 
 PROCESS = Process()
 os.register_at_fork(after_in_child=PROCESS.forked)
-# Runs after the communicators' last messages: exit handlers run in reverse order, and theirs is registered later.
-atexit.register(PROCESS.close)
+atexit.register(PROCESS.ends.close)

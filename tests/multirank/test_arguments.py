@@ -2,7 +2,9 @@
 
 import asyncio
 import copy
+import re
 import types
+from pathlib import Path
 
 import numpy
 import pytest
@@ -13,6 +15,7 @@ from harness.grids import naming
 from harness.pace import seconds
 from harness.thread_ranks import on_threads
 
+HABITS = Path(__file__).parents[2] / "docs" / "guide" / "habits.md"
 ARGUMENT, DTYPE = gc.ArgumentError, gc.DtypeError
 ROOTED = [name for name, row in COLLECTIVES.items() if row.rooted]
 WITH_OP = [name for name, row in COLLECTIVES.items() if row.reduces]
@@ -144,17 +147,12 @@ def test_options(monkeypatch):
 
 
 def test_habits_of_other_libraries():
-    """Names of ops are taken, mpi4py's calls lead to its door; a communicator is not pickled; a Work is awaited."""
+    """Names of ops are taken, and a Work is awaited."""
     def program(comm):
         x = numpy.arange(3) + comm.rank
         for op, wanted in (("SUM", [1, 3, 5]), (numpy.add, [1, 3, 5]), (max, [1, 2, 3]), ("Product", [0, 2, 6])):
             assert comm.all_reduce(x, op=op).tolist() == wanted
         assert comm.all_reduce(x * 1.0, op="mean").tolist() == [0.5, 1.5, 2.5]
-        for name in ("Allreduce", "Get_rank"):
-            with pytest.raises(AttributeError, match=r"gpucoll\.mpi\.Comm has mpi4py's calls"):
-                getattr(comm, name)
-        with pytest.raises(gc.UsageError, match="cannot be pickled"):
-            copy.copy(comm)
 
         async def result():
             work = comm.all_reduce(x, async_op=True)
@@ -163,3 +161,17 @@ def test_habits_of_other_libraries():
         assert asyncio.run(result()) == ([1, 3, 5], True, "<Work of all_reduce: ended>")
 
     on_threads(2, program, timeout=seconds(60))
+
+
+def test_the_page_of_habits_tells_what_each_gets():
+    rows = re.findall(r"^\| `(.*)` \| `(.*)` \|$", HABITS.read_text().partition("## torch")[0], re.MULTILINE)
+    names = {"comm": gc.init_local(1)[0], "x": numpy.ones(2), "numpy": numpy, "gc": gc, "copy": copy}
+    for habit, told in rows:
+        with naming(habit):
+            try:
+                found = repr(eval(habit, names))
+            except (gc.GpucollError, AttributeError) as error:
+                found = f"{type(error).__name__}: {error}"
+            assert found.startswith(told)
+    names["comm"].close()
+    assert len(rows) == 15

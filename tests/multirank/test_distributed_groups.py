@@ -1,6 +1,8 @@
 """gpucoll.distributed: groups, messages between two ranks, barriers naming missing ranks, start and end."""
 
 import datetime
+import os
+import subprocess
 import sys
 
 import numpy
@@ -8,8 +10,9 @@ import pytest
 
 import gpucoll as gc
 import gpucoll.distributed as dist
+from gpucoll.launch import launchers
 from harness.pace import seconds
-from multirank.distributed_world import data, same, world
+from multirank.distributed_world import data, done, same, world
 
 
 def in_groups(mpi):
@@ -87,13 +90,55 @@ def many_groups(mpi):
         for wrong in ([0, 0], [size], [-1], [0.0], [True], 3):
             with pytest.raises(gc.ArgumentError, match="GC-GROUP"):
                 dist.new_group(wrong)
-        with pytest.raises(gc.ArgumentError):
-            dist.new_group([0], use_local_synchronization=True)
         with pytest.raises(gc.ArgumentError, match="pass the result of new_group"):
             dist.all_reduce(x, group=[0])
         with pytest.raises(gc.MismatchError, match=r"rank 1 passed other ranks .*must pass the same") as differ:
             dist.new_group([0, 1] if rank == 1 else [0, 1, 2])
         assert differ.value.ranks == (1,)
+
+
+def further_groups(mpi):
+    """Groups made by their members alone, groups of equal size, parts of a group, and a mesh, on 4 ranks."""
+    def total(group):
+        x = numpy.array([float(rank)])
+        dist.all_reduce(x, group=group)
+        return x[0]
+
+    with world(mpi) as (rank, _):
+        for again in range(2 * (rank != 2)):  # rank 2 takes no part
+            members = [(0, 1, 3), (3, 1, 0)][again]
+            local = dist.new_group(members, 77, use_local_synchronization=True, sort_ranks=False)
+            assert (total(local), local.ranks, local.communicator.timeout) == (4, members, 77)
+        assert rank != 2 or dist.new_group([0], use_local_synchronization=True) is dist.GroupMember.NON_GROUP_MEMBER
+        half, everyones = dist.new_subgroups(2)
+        assert (total(half), everyones.index(half), dist.new_subgroups()[0].size()) == (
+            1 + 4 * (rank > 1), rank // 2, 4)
+        parts = dist.split_group(split_ranks=[[3, 0], [1]]), dist.split_group(half, [[0], [1]])
+        assert [part and part.ranks for part in parts] == [{0: (0, 3), 1: (1,), 3: (0, 3)}.get(rank), (rank,)]
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        assert (mesh.get_coordinate(), mesh["tp"].mesh.tolist()) == ((rank // 2, rank % 2), [[0, 1], [2, 3]][rank // 2])
+        assert [total(mesh.get_group("dp")), total(mesh["tp"].get_group())] == [2 + 2 * (rank % 2), 1 + 4 * (rank > 1)]
+        for wrong in (lambda: dist.new_subgroups(3), lambda: dist.new_subgroups_by_enumeration([[0], [0]]),
+                      lambda: dist.init_device_mesh("cpu", (3,)), lambda: mesh.get_group("pp"), mesh.get_local_rank):
+            with pytest.raises(gc.ArgumentError, match="GC-GROUP"):
+                wrong()
+
+
+def objects_and_lists(mpi):
+    with world(mpi) as (rank, size):
+        found = [None, None]
+        if rank == 1:
+            dist.send_object_list([{"a": size}, "b"], 0)
+        if rank == 0:
+            assert (dist.recv_object_list(found, None), found) == (1, [{"a": size}, "b"])
+        for async_op in (False, True):
+            given = [data(rank), data(rank)[:1], numpy.zeros((0, 2))]
+            done(dist.all_reduce_coalesced(given, async_op=async_op), async_op)
+            same(given[0], sum(map(data, range(size))))
+            same(given[1], sum(map(data, range(size)))[:1])
+        outs = [numpy.zeros((other + 1, rank + 2)) for other in range(size)]
+        dist.all_to_all(outs, [numpy.full((rank + 1, other + 2), 10. * rank + other) for other in range(size)])
+        assert all((out == 10 * other + rank).all() for other, out in enumerate(outs))
 
 
 def messages(mpi):
@@ -218,8 +263,47 @@ def test_start_and_end(mpiexec):
     assert sorted(job.stdout.split()) == ["right0", "right1", "right2"]
 
 
+STANDARD_FORM = """
+import datetime, multiprocessing, sys
+import numpy
+import gpucoll.distributed as dist
+
+def work(rank, size, method):
+    store = dist.TCPStore("127.0.0.1", int(sys.argv[3]), size, rank == 0) if method == "store" else None
+    dist.init_process_group("gloo", None if store or not method else method, rank=rank, world_size=size, store=store)
+    dist.all_reduce(x := numpy.array([rank + 1.0]))
+    if store:
+        store.set(f"{rank}", f"{rank}")
+        assert store.get("2") == b"2" and store.check(["0", "none"]) is False
+    sys.stdout.write(f"{x} {rank} {size} {dist.get_node_local_rank()} {dist.group.WORLD.communicator.mpi}\\n")
+
+if __name__ == "__main__":
+    start = multiprocessing.get_context(sys.argv[1])
+    ranks = [start.Process(target=work, args=(rank, 3, sys.argv[2])) for rank in range(3)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(max(rank.exitcode for rank in ranks))
+"""
+
+
+@pytest.mark.parametrize(("start", "method"), [
+    ("spawn", ""), ("fork", "tcp://localhost:{port}"), ("fork", "file://{folder}/shared"), ("fork", "store")])
+def test_processes_of_multiprocessing_are_ranks(tmp_path, start, method):
+    """torch's standard form: a program without a launcher starts its processes itself, and tells them their ranks."""
+    port = launchers.free_port()
+    (tmp_path / "program.py").write_text(STANDARD_FORM)
+    job = subprocess.run([sys.executable, "program.py", start, method.format(port=port, folder=tmp_path), str(port)],
+                         cwd=tmp_path, capture_output=True, text=True, timeout=seconds(120), check=False,
+                         env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    assert (job.returncode, sorted(job.stdout.splitlines())) == (
+        0, [f"[6.] {rank} 3 {rank} None" for rank in range(3)]), job.stderr
+
+
 @pytest.mark.parametrize(("program", "size"), [
-    (in_groups, 3), (many_groups, 3), (messages, 1), (messages, 5), (from_anybody, 2), (missing_ranks, 4),
+    (in_groups, 3), (many_groups, 3), (further_groups, 4), (objects_and_lists, 3), (messages, 1), (messages, 5),
+    (from_anybody, 2), (missing_ranks, 4),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [(in_groups, 8), (messages, 2)])])
 def test_program(ranks, program, size):
     ranks(program, size)

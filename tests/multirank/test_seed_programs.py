@@ -1,7 +1,10 @@
 """Programs adapted from documents, in tests/seed_programs, print the output shown or described in the documents."""
 
+import importlib.util
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,8 +12,10 @@ import pytest
 
 from harness.commands import gpucoll_run
 from harness.grids import naming
+from harness.pace import seconds
 
-PROGRAMS = Path(__file__).parents[1] / "seed_programs"
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ROOT / "tests" / "seed_programs"
 SIZE = 4
 ALL = "[0 1 2 3], [4 5 6 7], [8 9 10 11], [12 13 14 15]"
 
@@ -91,3 +96,20 @@ def test_programs_print_what_their_documents_say(request, mpiexec, monkeypatch, 
     for (name, expected), text in zip(PRINTED.items(), json.loads(job.stdout), strict=True):
         with naming(name):
             assert words(text.splitlines()) == words(expected)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: pip install torch")
+def test_programs_that_start_their_ranks_run_as_written(tmp_path, monkeypatch):
+    """Only the import differs; the tensors, and `torch.multiprocessing`, are PyTorch's."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # else ranks print into each other's lines
+    blocks = re.findall(r"```\w+\n(.*?)```", (PROGRAMS / "standard_form.md").read_text(), re.DOTALL)
+    for program, text in zip(blocks[::2], blocks[1::2], strict=True):
+        (tmp_path / "program.py").write_text(program.replace("torch.distributed as", "gpucoll.distributed as"))
+        job = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True,
+                             timeout=seconds(240), check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        assert job.returncode == 0, job.stderr
+        partial = re.compile("after reudce.*" + ("Rank  [012]" if "dist.reduce(" in program else "no line"))
+        assert words(line for line in job.stdout.splitlines() if not partial.match(line)) == \
+            words(line for line in text.splitlines() if not partial.match(line))
+    assert len(blocks) == 14

@@ -2,9 +2,12 @@
 
 import contextlib
 import datetime
+import importlib.util
 import inspect
 import os
-from types import SimpleNamespace
+import re
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy
 import pytest
@@ -57,6 +60,24 @@ def test_signatures_are_the_contracts():
         assert parameters[:len(promised)] == promised, name
     assert all(getattr(dist, name).__doc__ for name in dist.__all__ if name != "distributed_c10d")
     assert dist.ReduceOp.PREMUL_SUM(0.5) == gc.premul_sum(0.5)
+
+
+def test_the_page_of_habits_has_each_name():
+    """Names said to be the same exist; with PyTorch installed, the names are all of torch's, and arguments torch's."""
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "habits.md").read_text()
+    rows = [row.split(" | ") for row in page.partition("| `gpucoll.distributed` |")[2].strip().splitlines()[1:]]
+    same = {name for names, told in rows for name in re.findall(r"`(\w+)`", names) if told.startswith("the same")}
+    assert same == {*dist.__all__} - {"distributed_c10d"}
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch.distributed as theirs
+    others = {name for names, told in rows for name in re.findall(r"`(\w+)`", names) if told.startswith("not here")}
+    assert same | others == {name for name, one in vars(theirs).items() if not name.startswith("_")
+                             and not issubclass(type(one), ModuleType)} - {"timedelta"}
+    for name in same - {"ReduceOp", "reduce_op", "GroupMember", "group", "ProcessGroup", "Work"}:
+        if inspect.isfunction(ours := getattr(dist, name)) and not hasattr(ours, "__wrapped__"):  # takes both names
+            wanted = [one for one in inspect.signature(getattr(theirs, name)).parameters if not one.startswith("_")]
+            assert [*inspect.signature(ours).parameters][:len(wanted)] == wanted, name
 
 
 def test_one_rank_by_itself(monkeypatch):
