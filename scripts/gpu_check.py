@@ -42,6 +42,9 @@ CHECKED = 64  # MiB of the largest messages checked on the host
 LOST = 5.0  # seconds for a part to end by itself
 
 
+BY_PROCESSES = ("NCCL", "schedules", "peer", "a killed rank", "PyTorch")  # on one GPU, two processes or more
+
+
 class Absent(Exception):
     """A part needs something missing on this host."""
 
@@ -78,6 +81,10 @@ PARTS = (
     Part("peer bandwidth", 90, "all-reduces by kernels of ranks on one GPU, against its own copy"),
     Part("peer latency", 90, "small all-reduces in a CUDA graph"),
 )
+# The parts of a run of less than HASTE minutes, with their seconds: first what no GPU has shown yet.
+HASTE = 20
+IN_HASTE = {"facts": 20, "a killed rank": 90, "PyTorch": 90, "NCCL": 60, "peer": 80, "host time": 30,
+            "compute-sanitizer": 80, "benchmark": 90, "peer latency": 60, "kernels": 40, "graphs": 30, "training": 50}
 MEASURED = ("facts", "contexts", "pairs", "collectives", "bandwidth", "benchmark", "host time", "peer bandwidth",
             "peer latency")  # all findings are shown
 
@@ -150,14 +157,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     check = Check(options)
     gpus: list[str] = []
-    for part in PARTS:
+    for part in parts(options.minutes):
         found = check.part(part, functools.partial(_run_part, part.name, len(gpus), options))
         gpus = gpus or {one["name"]: one for one in found}.get("GPUs", {}).get("value", [])
-    path = check.write(gpus)
+        path = check.write(gpus)  # each time: the run may be ended from outside
     print(f"\n{check.summary()}\nwritten: {path}", flush=True)
     if not gpus:
         print("there is no GPU that CuPy can use: nothing was checked", flush=True)
     return 1 if check.count(FAILED) or check.count(SHORT) or not gpus else 0
+
+
+def parts(minutes: float) -> list[Part]:
+    """Return the parts of a run, in order."""
+    there = {part.name: part for part in PARTS}
+    return [*PARTS] if minutes >= HASTE else [there[name]._replace(seconds=limit) for name, limit in IN_HASTE.items()]
 
 
 def _run_part(name: str, gpus: int, options: argparse.Namespace, left: float) -> list[Finding]:
@@ -174,7 +187,8 @@ def _run_part(name: str, gpus: int, options: argparse.Namespace, left: float) ->
     if name in ("facts", "bandwidth", "peer bandwidth", "peer latency"):
         return _own(left, name, options.megabytes)
     _need(gpus)
-    return _own(left, "cases", f"{name}:{options.keyword if name == 'kernels' else ''}")
+    with side_by_side(gpus) if name in BY_PROCESSES else contextlib.nullcontext({}) as variables:
+        return _own(left, "cases", f"{name}:{options.keyword if name == 'kernels' else ''}", **variables)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -204,18 +218,15 @@ def compiled(left: float, gpus: int) -> list[Finding]:
     """Compile all kernels for these GPUs, side by side, so that later parts do not measure the compiler."""
     _need(gpus)
     output, wrong = run([sys.executable, "-m", "gpucoll", "kernels", "--all", "--json"], left)
-    return [finding("kernels", FAILED if wrong else PASSED, **({"reason": wrong} if wrong else _counted(output)))]
-
-
-def _counted(output: str) -> dict[str, Any]:
-    """Return the numbers of kernels of each kind."""
+    if wrong:
+        return [finding("kernels", FAILED, reason=wrong)]
     kinds = Counter(one["kind"] for one in json.loads(output[output.index("{"):])["kernels"])
-    return {"value": [f"{kind}: {count}" for kind, count in kinds.items()]}
+    return [finding("kernels", PASSED, value=[f"{kind}: {count}" for kind, count in kinds.items()])]
 
 
 def on_every_gpu(left: float, name: str, gpus: int, megabytes: int) -> list[Finding]:
     """Return the findings needing several GPUs: contexts, memory of other GPUs, and all collectives."""
-    _need(gpus, "mpi4py")
+    _need(gpus, "mpi4py", *["pynvml"] * (name == "contexts"))
     if gpus < 2:
         raise Absent("there is one GPU")
     if name == "collectives":
@@ -249,9 +260,7 @@ def training(left: float, gpus: int) -> list[Finding]:
                                       f"--nproc-per-node={gpus}"]}
     if importlib.util.find_spec("torch") is None:
         del starts["train.py by torchrun"]
-    found = [_trained(name, gpus, start, left / len(starts)) for name, start in starts.items()]
-    return [*found, *([] if "train.py by torchrun" in starts else
-                      [finding("train.py by torchrun", MISSING, reason="torch is not installed for this Python")])]
+    return [_trained(name, gpus, start, left / len(starts)) for name, start in starts.items()]
 
 
 def _trained(name: str, gpus: int, start: Sequence[str], left: float) -> Finding:
@@ -317,10 +326,13 @@ def side_by_side(gpus: int) -> Iterator[dict[str, str]]:
             os.mkdir(path)
         told = functools.partial(subprocess.run, env={**os.environ, **variables}, check=False, capture_output=True)
         told([program, "-d"])
+        # The daemon would spoil all later runs: it also ends with this process, when the pipe closes.
+        end = subprocess.Popen(["sh", "-c", f"cat; echo quit | {program}"], stdin=subprocess.PIPE,
+                               start_new_session=True, env={**os.environ, **variables})
         try:
             yield SHARED | variables
         finally:
-            told([program], input=b"quit\n")
+            end.communicate()
 
 
 def _measured(executor: str, one: dict[str, Any], ranks: int) -> Finding:

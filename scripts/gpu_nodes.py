@@ -6,7 +6,6 @@ Rank 0 prints the findings, as `gpu_parts` does.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import statistics
 import sys
@@ -31,9 +30,6 @@ def contexts(_: str) -> Iterator[Finding]:
 
     import gpucoll as gc
 
-    if importlib.util.find_spec("pynvml") is None:
-        yield from _missing("pynvml is not installed for this Python: pip install nvidia-ml-py")
-        return
     with gc.init(timeout=PATIENCE) as comm, gc.Communicator.from_mpi(comm.mpi, executor="peer") as other:
         cupy.cuda.Device(comm.device).use()
         x = cupy.ones(1000, "float32")
@@ -45,14 +41,6 @@ def contexts(_: str) -> Iterator[Finding]:
         if comm.rank == 0:
             yield _contexts(processes, _processes_of_gpus())
         comm.mpi.Barrier()  # keeps the contexts of all processes alive until here
-
-
-def _missing(reason: str) -> Iterator[Finding]:
-    """Report missing software, on rank 0."""
-    from mpi4py import MPI
-
-    if MPI.COMM_WORLD.rank == 0:
-        yield finding("contexts", MISSING, reason=reason)
 
 
 def _contexts(processes: Sequence[int], of_gpus: Sequence[set[int]]) -> Finding:

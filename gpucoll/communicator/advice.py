@@ -44,8 +44,7 @@ def explain(core: Core, collective: str, nbytes: int, dtype: Any, device: str | 
         if name not in open_to_auto:
             found += core.tuner.candidates(row.name, nbytes, others, where, name)
     times = [_known(core, row.name, one.executor, one.algorithm, nbytes) for one in found]
-    told = explained(row.name, nbytes, core.size,
-                     f"the table {core.tuner.source(where)}", found, times, considered)
+    told = explained(row.name, nbytes, core.size, f"the table {core.tuner.source(where)}", found, times, considered)
     told["advice"] = core.tuner.untried(where)
     for one in core.gpus[where].made_executors if where in core.gpus else ():
         if refused := getattr(one, "unavailable_reason", None):

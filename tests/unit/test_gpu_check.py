@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import gpu_check
+from gpucoll.transport.rendezvous import becomes
 from harness.pace import seconds
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +53,24 @@ def test_facts_and_files_name_no_people_and_no_folders(tmp_path, monkeypatch):
 def test_a_part_that_hangs_is_stopped():
     assert "it did not end in its time" in gpu_check.run(["sleep", "600"], 1.0)[1]
     assert "exit code 3: " in gpu_check.run([sys.executable, "-c", "raise SystemExit(3)"], 600.0)[1]
+
+
+def test_in_twelve_minutes_what_is_unproven_comes_first():
+    short = gpu_check.parts(12)
+    assert sum(part.seconds for part in short) <= 12 * 60
+    assert [part.name for part in short][:4] == ["facts", "a killed rank", "PyTorch", "NCCL"]
+    assert {part.name for part in short} <= {*PARTS} == {part.name for part in gpu_check.parts(60)}
+
+
+@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_the_mps_daemon_ends_with_the_run(tmp_path, end):
+    program, told = tmp_path / "nvidia-cuda-mps-control", tmp_path / "told"
+    program.write_text(f'#!/bin/sh\n[ "$1" = -d ] && echo began >> {told} || cat >> {told}\n')
+    program.chmod(0o755)
+    run = f"import os, signal, gpu_check\nwith gpu_check.side_by_side(1) as found:\n    assert found\n    {end}"
+    subprocess.run([sys.executable, "-c", run], timeout=seconds(60), check=end == "pass", env={
+        **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": f"{SCRIPTS}:{ROOT}"})
+    assert becomes(lambda: told.read_text() == "began\nquit\n", seconds(30), 0.05)
 
 
 @pytest.mark.slow
