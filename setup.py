@@ -1,6 +1,6 @@
 """The extension modules of pyproject.toml's package: the engine, and the binding of UCX.
 
-Installations without a C++ compiler skip both, and installations without UCX's headers skip the binding.
+Installations without a C++ compiler skip both, and installations without nanobind skip the binding.
 """
 
 import importlib.util
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy
 from setuptools import Extension, setup
+from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).parent
 engine = SimpleNamespace(**runpy.run_path(str(ROOT / "gpucoll" / "executors" / "engine" / "digest.py")))
@@ -19,27 +20,37 @@ OPTIONS = ["-O3", "-g0", "-std=c++17", "-ffp-contract=off", "-fwrapv", "-fno-str
            "-fno-trapping-math"]
 
 
-
 def ucx() -> "list[Extension]":
-    """Return the binding of UCX, if the headers are there: of the package `libucx`, else the system's."""
-    spec = importlib.util.find_spec("libucx")
-    places = [Path(folder, "include") for folder in spec.submodule_search_locations or ()] if spec else []
-    places.append(Path("/usr/include"))
-    headers = next((place for place in places if (place / "ucp" / "api" / "ucp.h").exists()), None)
-    if headers is None or importlib.util.find_spec("nanobind") is None:
+    """Return the binding of UCX, which is opened at run time: a build needs neither the library nor its headers."""
+    if importlib.util.find_spec("nanobind") is None:
         return []
     import nanobind
 
     source = Path(nanobind.source_dir())
     return [Extension("gpucoll._ucx", ["kernels/binding/ucx.cc", str(source / "nb_combined.cpp")],
                       include_dirs=["kernels", nanobind.include_dir(),
-                                    str(source.parent / "ext" / "robin_map" / "include"), str(headers)],
-                      depends=["kernels/engine/wire.h"],
+                                    str(source.parent / "ext" / "robin_map" / "include")],
+                      depends=["kernels/binding/ucx.h", "kernels/engine/wire.h"],
                       extra_compile_args=["-O2", "-g0", "-std=c++17", "-fvisibility=hidden", "-fno-strict-aliasing"],
                       language="c++", optional=True)]
 
 
+class Sdist(sdist):
+    """A source archive with all that its tests read, not the package alone."""
+
+    def make_distribution(self) -> None:
+        made = {"__pycache__", "gallery", "_drawings"}
+        for folder in (".ci", ".github", "bench", "docs", "gpucoll", "kernels", "scripts", "tests"):
+            self.filelist.extend([str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*")
+                                  if path.is_file() and path.suffix not in (".so", ".pyc")
+                                  and not made.intersection(path.relative_to(ROOT).parts)])
+        self.filelist.extend(["CHANGELOG.md", "CONTRIBUTING.md", ".gitignore", ".pre-commit-config.yaml",
+                              ".readthedocs.yaml"])
+        super().make_distribution()
+
+
 setup(
+    cmdclass={"sdist": Sdist},
     ext_modules=[Extension(engine.MODULE, names[:1], include_dirs=["kernels", numpy.get_include()], depends=names,
                            define_macros=[(engine.MACRO, f'"{engine.digest(ROOT / "kernels")}"')],
                            extra_compile_args=OPTIONS, language="c++", optional=True), *ucx()],

@@ -75,7 +75,8 @@ def origin(python: str) -> "list[str]":
 def digest() -> str:
     """Return a digest of the installation's sources: the project files, and the engine built from kernels/."""
     root = pathlib.Path(ROOT)
-    parts = [root.joinpath(name).read_bytes() for name in ("pyproject.toml", "setup.py", "kernels/binding/ucx.cc")]
+    names = "pyproject.toml", "setup.py", "kernels/binding/ucx.cc", "kernels/binding/ucx.h"
+    parts = [root.joinpath(name).read_bytes() for name in names]
     return hashlib.sha256(b"".join([engine.digest(root / "kernels").encode(), *parts])).hexdigest()
 
 

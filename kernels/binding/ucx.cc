@@ -16,7 +16,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <sched.h>
-#include <ucp/api/ucp.h>
 
 #include <atomic>
 #include <chrono>
@@ -28,6 +27,7 @@
 #include <utility>
 #include <vector>
 
+#include "binding/ucx.h"
 #include "engine/wire.h"
 
 namespace nb = nanobind;
@@ -51,7 +51,7 @@ struct UcxError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// UCX's functions, looked up by name in the opened library. The headers give the types.
+// UCX's functions, looked up by name in the opened library. Its declarations give the types.
 struct Functions {
 #define GC_UCX(name) decltype(&::ucp_##name) name = nullptr;
 #define GC_UCX_FUNCTIONS                                                                                            \

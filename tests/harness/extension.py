@@ -45,10 +45,10 @@ def built(source, *options):
 
 
 def binding(source, *options):
-    """Return the path of the binding of UCX, built from `source`; ImportError without nanobind or UCX's headers."""
-    nanobind, (ucx, *_) = importlib.import_module("nanobind"), importlib.import_module("libucx").__path__
+    """Return the path of the binding of UCX, built from `source`; ImportError without nanobind."""
+    nanobind = importlib.import_module("nanobind")
     sources = Path(nanobind.source_dir())
-    places = [nanobind.include_dir(), sources, sources.parent / "ext" / "robin_map" / "include", Path(ucx, "include")]
+    places = [nanobind.include_dir(), sources, sources.parent / "ext" / "robin_map" / "include"]
     flags = [*FOLDERS, *[f"-I{place}" for place in places], "-fvisibility=hidden", *options]
     text = f'{source}\n#include "nb_combined.cpp"\n'
     build = functools.partial(compile_shared, text, *flags)

@@ -41,6 +41,24 @@ def test_every_dependency_has_a_lowest_version():
     assert "scripts/test --lowest" in (ROOT / ".ci/run").read_text()
 
 
+def test_the_packages_agree_about_the_version_and_the_dependencies():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    recipes = [(ROOT / "docs/packaging" / name).read_text() for name in
+               ("conda-forge/recipe.yaml", "spack/package.py", "CITATION.cff")]
+    version = re.escape(project["version"])
+    assert all(re.search(rf'^ *version(: |\("){version}\b', text, re.MULTILINE) for text in recipes)
+    for name, _, lowest in (row.partition(">=") for row in project["dependencies"]):
+        assert f"- {name} >={lowest}\n" in recipes[0]
+        assert re.search(rf"py-{name.replace('_', '-')}@{re.escape(lowest.removesuffix('.0'))}:", recipes[1]), name
+
+
+def test_workflows_name_actions_by_their_hash():
+    used = [line.split(maxsplit=2)[-1] for path in (ROOT / ".github/workflows").iterdir()
+            for line in path.read_text().splitlines() if "uses: " in line]
+    assert len(used) > 20
+    assert [one for one in used if not re.fullmatch(r"(uses: )?[\w/.-]+@[0-9a-f]{40}  # v[\d.]+", one)] == []
+
+
 def test_the_lowest_versions_are_constraints_of_their_environment_alone(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(environment, "followed", lambda step, *words: asked.append(words))
@@ -64,6 +82,31 @@ def test_only_the_command_imports_the_benchmarks():
 def test_the_engine_is_there_wherever_it_can_be_built():
     if shutil.which("g++") and os.path.exists(f"{sysconfig.get_paths()['include']}/Python.h"):
         extension.built()  # a failed build raises with the reason
+
+
+# Fields in use; a record of UCX goes on behind them.
+PLACES = """ucp_params_t.features ucp_worker_params_t.thread_mode ucp_ep_params_t.address ucp_ep_params_t.err_mode
+ucp_ep_params_t.err_handler ucp_err_handler_t.cb ucp_err_handler_t.arg ucp_tag_recv_info_t.length
+ucp_request_param_t.flags ucp_request_param_t.request ucp_request_param_t.cb.send ucp_request_param_t.cb.recv
+ucp_request_param_t.datatype ucp_request_param_t.user_data ucp_request_param_t.memory_type
+ucp_request_param_t.recv_info.tag_info"""
+
+
+def test_the_binding_declares_what_the_headers_of_ucx_declare(tmp_path):
+    (package,) = pytest.importorskip("libucx").__path__
+    names = re.findall(r"\bUC[SP]_[A-Z_]+(?= = )|\bucp_\w+(?=\()", (ROOT / "kernels/binding/ucx.h").read_text())
+    lines = [f"say({name});" if name.isupper() else f"std::puts(typeid({name}).name());" for name in names]
+    lines += [f"say(offsetof({kind}, {field})); std::puts(typeid({kind}{{}}.{field}).name());"
+              for kind, _, field in (place.partition(".") for place in PLACES.split())]
+    told = []
+    for header, folder in (("binding/ucx.h", ROOT / "kernels"), ("ucp/api/ucp.h", f"{package}/include")):
+        text = "".join(f"#include <{name}>\n" for name in ("cstddef", "cstdio", "typeinfo", header))
+        text += 'void say(long long x) { std::printf("%lld\\n", x); }\nint main() {' + "\n".join(lines) + "}"
+        subprocess.run(["g++", "-x", "c++", f"-I{folder}", "-w", "-o", tmp_path / "told", "-"], input=text, text=True,
+                       check=True)
+        told.append(subprocess.run([tmp_path / "told"], capture_output=True, text=True, check=True).stdout.splitlines())
+    assert len(told[0]) == len(names) + 2 * len(PLACES.split()) > 70
+    assert told[0] == told[1]
 
 
 @pytest.fixture
@@ -167,7 +210,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "kernels" / "binding").mkdir(parents=True)
     for name, text in (("pyproject.toml", "[project]"), ("setup.py", ""),
                        ("kernels/binding/engine.cc", '#include "binding/calls.h"'),
-                       ("kernels/binding/calls.h", ""), ("kernels/binding/ucx.cc", "")):
+                       ("kernels/binding/calls.h", ""), ("kernels/binding/ucx.cc", ""), ("kernels/binding/ucx.h", "")):
         (tmp_path / name).write_text(text)
     asked, real = [], functools.cache(lambda *words, output_of=environment.output_of: output_of([*words]))
     monkeypatch.setattr(environment, "output_of", lambda words, **_: real(*words))
@@ -189,7 +232,7 @@ def test_an_environment_is_made_once_and_whatever_changes_is_noticed(place):
     assert not is_made()
     assert is_made(["plot"])
     assert asked[-1][-1] == f"{folder}[mpich,plot,train]"
-    for name in ("pyproject.toml", "setup.py", "kernels/binding/calls.h", "kernels/binding/ucx.cc"):
+    for name in ("pyproject.toml", "setup.py", "kernels/binding/calls.h", "kernels/binding/ucx.h"):
         with open(folder / name, "a") as file:
             file.write("\n")
         assert is_made()
