@@ -28,8 +28,8 @@ def block(paths: Iterable[Path]) -> str:
     explained = (
         "Each figure is MPI's time divided by gpucoll's, both on the slowest rank: above 1, gpucoll is faster. MPI's "
         "time is that of its own blocking call through mpi4py, measured in turn in the same run. A pair has the "
-        "geometric mean and the smallest figure. `share` is the busbw of the largest size, divided by the bound set by "
-        "the machine's copy bandwidth.")
+        "geometric mean and the smallest figure. `share` is the [busbw](guide/time.md#algbw-and-busbw) of the largest "
+        "size, divided by the bound set by the machine's copy bandwidth.")
     return "\n\n".join([BEGIN_MARK, explained, *map(_table, paths), END_MARK, ""])
 
 

@@ -11,7 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from gpucoll import communicator
-from gpucoll.algorithms import algorithms, evaluate, find, is_native, names_of, registry, schedule, schedules
+from gpucoll.algorithms import (
+    algorithms,
+    all_ranks,
+    evaluate,
+    find,
+    is_native,
+    names_of,
+    registry,
+    schedule,
+    schedules,
+)
 from gpucoll.arrays import (
     Array,
     Space,

@@ -17,6 +17,8 @@ from typing import NamedTuple
 from gpucoll.algorithms import Algorithm, registry
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.lab.draw import draw
+from gpucoll.lab.formula import total_sent
+from gpucoll.simulator import simulate
 
 WIDEST = 1000  # pixels of a picture on a page: a wider picture is drawn again with fewer ranks
 RANKS = (8, 6, 5, 4)
@@ -109,6 +111,11 @@ def section(row: Algorithm, drawings: Path) -> Iterator[str]:
                                ("most bytes sent", "sent", " B"), ("most bytes received", "received", " B"),
                                ("most bytes combined", "reduced", " B")):
         yield f"| {label} | `{getattr(row.cost, field)}` | {float(price[field]):,.0f}{unit} |"
+    total = float((total_sent(row.collective, row.name, PRICED) or 0) * (1 << 20))
+    seconds = simulate(row.collective, row.name, PRICED, 1 << 20).seconds
+    yield f"| bytes sent by all ranks together | counted | {total:,.0f} B |"
+    yield ("| [time](../guide/time.md) on one switch | `rounds a + max(path, sent, received) b + reduced g` | "
+           f"{1e6 * seconds:,.1f} us |")
     notes = [f"The data is cut into `{row.chunks}` chunks."]
     if row.in_rank_order:
         notes.append("Contributions are combined in rank order, so that `deterministic=True` allows it.")

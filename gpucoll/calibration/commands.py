@@ -25,6 +25,7 @@ from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.collectives import collective as collective_row
 from gpucoll.device.store import make_private
 from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.lab.formula import by_formula, constants, total_sent
 from gpucoll.lab.sizes import byte_size
 from gpucoll.lab.sweep import sweep as simulated
 from gpucoll.launch.launchers import launched
@@ -156,7 +157,8 @@ def _write_errors(path: Path) -> Iterator[None]:
 
 def explain(options: Any) -> int:
     """Print the explanation on rank 0; return 0."""
-    here = launched()[0] > 1 and options.ranks is None and options.topology is None
+    here = launched()[0] > 1 and options.ranks is None and options.topology is None \
+        and not options.formula
     if here:
         with gpucoll.init() as comm:
             explanation = comm.explain(options.collective, byte_size(options.size), options.dtype, options.device)
@@ -177,4 +179,14 @@ def _elsewhere(options: Any) -> Explanation:
     rows = [one for one in rows if one.algorithm in names]
     if not rows:
         raise ArgumentError(f"nothing can be predicted for {row.name} for {ranks} ranks", code="GC-SIMULATE")
-    return on_topology(row.name, nbytes, topology, rows)
+    found = on_topology(row.name, nbytes, topology, rows)
+    by_name = {one.algorithm: one for one in rows}
+    if options.formula:
+        found["formula"] = constants(topology)
+    for candidate in found["candidates"]:
+        one = by_name[candidate["algorithm"]]
+        total = total_sent(row.name, one.algorithm, ranks, one.segments, nodes)
+        candidate["total"] = None if total is None else float(total * nbytes)
+        if options.formula:
+            candidate["formula"] = by_formula(one, topology)
+    return found

@@ -20,17 +20,20 @@ class Explanation(dict[str, Any]):
     ``executor``, ``segments``, the predicted ``seconds``, and the parts ``latency``, ``bandwidth`` and ``reduction`` of
     the seconds (None if unknown). ``origin`` tells whether the seconds are "measured" by a curve of the table,
     "estimated" from the links, or "assumed" as a link is; ``tuned`` is true for a curve that decides the choice.
-    ``calls`` and ``measured`` are the number and the median seconds of calls made by the program.
+    ``calls`` and ``measured`` are the number and the median seconds of calls made by the program. On a
+    topology ``total`` is the number of bytes sent by all ranks together.
     """
 
     def __str__(self) -> str:
         width = max(24, *(len(row["algorithm"]) for row in self["candidates"]))
+        totals = f"{'total sent':>13} " if "total" in self["candidates"][0] else ""
+        formulas = [f"{row['algorithm']:{width}} {row['formula']}" for row in self["candidates"] if "formula" in row]
         return "\n".join((
             f"{self['collective']} of {self['bytes']} bytes for {self['ranks']} ranks, by {self['basis']}",
-            f"{'algorithm':{width}} {'executor':8} {'segments':>8} {'predicted us':>13} {'origin':9} {'latency':>8} "
-            f"{'bandwidth':>9} {'reduction':>9} {'measured us':>12} {'calls':>6}",
+            f"{'algorithm':{width}} {'executor':8} {'segments':>8} {'predicted us':>13} {'origin':9} {totals}"
+            f"{'latency':>8} {'bandwidth':>9} {'reduction':>9} {'measured us':>12} {'calls':>6}",
             *(_line(row, width) for row in self["candidates"]), f"choice: {self['choice']}: {self['reason']}",
-            *filter(None, [self["advice"]])))
+            *filter(None, [self["advice"]]), *(("", self["formula"], *formulas) if formulas else ())))
 
     @property
     def choice(self) -> str:
@@ -53,7 +56,13 @@ def _line(row: PriceRow, width: int) -> str:
               for part in PARTS]
     measured = "-" if row["measured"] is None else f"{1e6 * row['measured']:.2f}"
     return (f"{row['algorithm']:{width}} {row['executor'] or '-':8} {row['segments']:8} {1e6 * row['seconds']:13.2f} "
-            f"{row['origin']:9} {shares[0]:>8} {shares[1]:>9} {shares[2]:>9} {measured:>12} {row['calls'] or '-':>6}")
+            f"{row['origin']:9} {_total(row)}{shares[0]:>8} {shares[1]:>9} {shares[2]:>9} {measured:>12} "
+            f"{row['calls'] or '-':>6}")
+
+
+def _total(row: PriceRow) -> str:
+    total = row.get("total")
+    return f"{'-' if total is None else round(total):>13} " if "total" in row else ""
 
 
 def _percent(part: float, whole: float) -> int:

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import re
+import runpy
 from collections import Counter
 
 import pytest
@@ -16,6 +17,7 @@ from gpucoll.core.schedule import Send
 from gpucoll.lab.draw import draw, view
 from gpucoll.lab.draw.record import NO_CONTENT
 from harness.grids import sampled
+from harness.sources import ROOT
 from oracles.counting import count
 
 NAMES = list(registry())
@@ -92,3 +94,22 @@ def test_a_notebook_shows_a_drawing_by_one_call(tmp_path):
         with pytest.raises(gc.ArgumentError) as caught:
             wrong()
         assert caught.value.code == code
+
+
+def test_pictures_of_the_guide_tell_what_each_collective_means():
+    """Before and after, by hand; the quickest for short and for long arrays in the figure of times."""
+    ext = ROOT / "docs/_ext"
+    meanings, curves = (runpy.run_path(str(ext / f"{name}.py")) for name in ("meanings", "curves"))
+    after = {name: [["+".join(block) for block in blocks] for blocks in meanings["contents"](name)[1]]
+             for name in meanings["SHOWN"]}
+    assert after["all_to_all"][1] == ["a1", "b1", "c1", "d1"]
+    assert after["reduce_scatter"] == [[f"a{rank}+b{rank}+c{rank}+d{rank}"] for rank in range(4)]
+    assert after["gather"] == [["a", "b", "c", "d"], [], [], []]
+    assert after["scan"][2:] == [["a+b+c"], ["a+b+c+d"]]
+    assert meanings["contents"]("scatter")[0] == [[["a0"], ["a1"], ["a2"], ["a3"]], [], [], []]
+    assert all(f">{text}</text>" in meanings["figure"](name) for name, rows in after.items()
+               for blocks in rows for text in blocks)
+    times = curves["times"]()
+    assert [min(times, key=lambda name: times[name][place]) for place in (0, -1)] == \
+        ["recursive_doubling", "halving_doubling"]
+    assert curves["figure"]().count("<path d=") == 6 + len(curves["ALGORITHMS"])
