@@ -1,4 +1,4 @@
-"""Torus: a ring along each side in turn; bandwidth-optimal, with far fewer rounds than a single ring.
+"""Torus: a ring along each side in turn; the bytes of a single ring, in far fewer rounds.
 
 Ranks are laid out in rows, rows in layers. A reduce-scatter along the rows leaves a share on each rank. The next
 reduce-scatter, along the columns, cuts the share further, and so on. All-gathers then run the same rings in reverse
@@ -9,9 +9,12 @@ order. ``torus(4x2)`` has 4 rows of 2; ``torus(2x2x2)`` is a cube.
     4 ── 5                  1 ──► 3 ──► 5 ──► 7 ──► 1
     6 ── 7
 
-Cost: twice the sum of (side - 1) over all sides in rounds; 2 (P - 1) N / P bytes. Good for long arrays on tori and on
-many ranks. Without parameters the torus has two or three sides with the fewest hops; a prime P is a ring. Source:
-folklore; the phases are those of `ring`.
+Cost: twice the sum of (side - 1) over all sides in rounds; 2 (P - 1) N / P bytes. Good for short and middle arrays on
+tori, and on many ranks. A rank sends over one link at a time, the other links along the sides are idle: on a torus
+`bidirectional_ring` has half the time for long arrays, as ``gpucoll simulate all_reduce 64M --topology "torus(8x8)"``
+shows. An algorithm that uses all links depends on their places: ``gpucoll synthesize "torus(8x8)" all_reduce`` makes
+it, up to the bound of the links. Without parameters the torus has two or three sides with the fewest hops; a prime P is
+a ring. Source: folklore; the phases are those of `ring`.
 """
 
 import functools
