@@ -15,7 +15,8 @@ copyright = "gpucoll authors, MIT licence"
 release = version = __version__
 
 extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.intersphinx", "sphinx.ext.viewcode",
-              "sphinx_copybutton", "sphinx_design", "gallery", "curves", "meanings", "reference", "without_mpi"]
+              "sphinx_copybutton", "sphinx_design", "gallery", "curves", "meanings", "reference", "search_words",
+              "without_mpi"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_ext", "_drawings", "changes.d"]
 

@@ -9,15 +9,18 @@ import contextlib
 import functools
 import json
 import os
+import re
 import sys
 import tempfile
 import time
+import tomllib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gpucoll
+from gpucoll.algorithms import algorithms
 from gpucoll.calibration.fit import NATIVE_SIZES, SIZES, links, serves, sweep
 from gpucoll.communicator import Communicator
 from gpucoll.communicator.links import MpiLink
@@ -38,6 +41,9 @@ from gpucoll.tuner.table import LinkCost, Shape, Table, as_json, facts, read, ta
 
 EXECUTORS = {"cpu": ("shared", "hybrid", "mpi", "native"), "cuda": ("peer", "nccl", "native")}
 EXPLAINED_RANKS = 8  # default of --ranks
+# gpucoll's names by those of others.
+NAMES = {other: name for name, others in
+         tomllib.loads(Path(__file__).with_name("names.toml").read_text()).items() for other in others}
 
 
 def tune(options: Any) -> int:
@@ -155,8 +161,27 @@ def _write_errors(path: Path) -> Iterator[None]:
                            code="GC-FILE") from error
 
 
+def known_as(text: str) -> str:
+    """Return the algorithm or method that MPI, NCCL, PyTorch or a textbook names `text`; "" if unknown.
+
+    >>> known_as("hypercube"), known_as("mpi allreduce"), known_as("sort")
+    ('recursive_doubling', 'all_reduce', '')
+    """
+    wanted, *others = (re.sub(r"[\W_]", "", name.lower()) for name in (text, *NAMES))
+    return next((name for name, other in zip(NAMES.values(), others, strict=True) if other == wanted), "")
+
+
 def explain(options: Any) -> int:
-    """Print the explanation on rank 0; return 0."""
+    """Print the explanation on rank 0; return 0. A name of others is answered first, with gpucoll's name."""
+    name = "" if options.collective in COLLECTIVES else known_as(options.collective)
+    if name:
+        kinds = [row for row in COLLECTIVES if name in algorithms(row)]
+        words = f"the algorithm {name!r} of {', '.join(kinds)}" if kinds else f"comm.{name}"
+        if launched()[1] == 0:
+            print(f"{options.collective}: {words} in gpucoll", file=sys.stderr if options.json else sys.stdout)
+        options.collective = [*kinds, name][0]
+        if options.collective not in COLLECTIVES:
+            return 0
     here = launched()[0] > 1 and options.ranks is None and options.topology is None \
         and not options.formula
     if here:

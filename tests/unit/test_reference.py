@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from gpucoll.calibration.commands import NAMES
 from gpucoll.launch.launchers import LAUNCHERS
 from harness.sources import ROOT
 
@@ -49,6 +50,13 @@ def test_the_reference_is_complete():
                          env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"})
     assert len(job.stdout.splitlines()) > 200
     assert [line for line in job.stdout.splitlines() if ";" in line] == []
+
+
+def test_explain_knows_the_names_of_the_page():
+    page = (ROOT / "docs/guide/names.md").read_text().partition("## Words")[0]
+    headings = re.findall(r"^### (.+)\n\n`(?:comm\.)?(\w+)", page, re.M)
+    assert {other: name for others, name in headings for other in others.split(", ")} == NAMES
+    assert len({re.sub(r"[\W_]", "", name.lower()) for name in NAMES}) == len(NAMES)
 
 
 def test_each_known_launcher_is_in_the_reference():

@@ -4,6 +4,7 @@ somewhere, and a newcomer's questions are answered within two clicks."""
 import contextlib
 import functools
 import io
+import json
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from gpucoll.bench import arguments
 
 import pages
 import schedulers
+from browser.conftest import browser  # noqa: F401 (a fixture)
 from gpucoll import cli
 from harness.sources import ROOT, WRITTEN
 
@@ -116,21 +118,43 @@ def test_a_command_exists_with_its_options_and_runs_where_that_is_quick(words, t
 NO_MPI = {"MPI4PY_LIBMPI": "/dev/null/libmpi.so"}  # a library that mpi4py cannot load
 
 
-@pytest.mark.slow
-def test_the_site_builds_its_links_lead_somewhere_and_answers_are_two_clicks_away(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Yield the folder of the site, built where there is no MPI."""
     pytest.importorskip("sphinx", reason="the site needs the extra docs: scripts/docs brings it")
-    job = subprocess.run(pages.command(sys.executable, "html", str(tmp_path)), cwd=ROOT, capture_output=True, text=True,
+    folder = tmp_path_factory.mktemp("site")
+    job = subprocess.run(pages.command(sys.executable, "html", str(folder)), cwd=ROOT, capture_output=True, text=True,
                          env={**os.environ, **NO_MPI})
     assert (job.returncode, job.stderr) == (0, "")
-    assert pages.broken(tmp_path) == []
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_its_links_lead_somewhere_and_answers_are_two_clicks_away(site):
+    assert pages.broken(site) == []
     from gpucoll.algorithms import registry
 
     for collective, name in registry():
-        assert (tmp_path / "gallery" / f"{name}-{collective}.html").is_file()
-        assert f'src="{name}-{collective}.svg"' in (tmp_path / "gallery" / f"{name}.html").read_text()
-    start = pages.page(tmp_path / "index.html").links
+        assert (site / "gallery" / f"{name}-{collective}.html").is_file()
+        assert f'src="{name}-{collective}.svg"' in (site / "gallery" / f"{name}.html").read_text()
+    start = pages.page(site / "index.html").links
     for first, place in [("start.html", "#install"), ("start.html", "#first-program"), ("clusters.html", ""),
                          ("gpus.html", ""), ("performance.html", "#why-is-it-slow"), ("errors.html", "#gc-mismatch"),
                          ("algorithms.html", "")]:
         assert first in start
-        assert not place or place in pages.page(tmp_path / first).links
+        assert not place or place in pages.page(site / first).links
+
+
+# The first pages that the search of the site finds, for each query, as the page of results lists them.
+FOUND = """JSON.stringify(%s.map(query =>
+    Search._performSearch(...Search._parseQuery(query)).reverse().slice(0, 3).map(result => result[0])))"""
+
+
+@pytest.mark.slow
+def test_the_search_finds_what_people_type(site, browser):  # noqa: F811 (the fixture)
+    lines = [line.split(": ") for line in (ROOT / "docs/_ext/search_words.txt").read_text().splitlines()[1:]]
+    wanted = [(word, page) for page, words in lines for word in words.split("; ")]
+    browser.show(site / "search.html?q=busbw")
+    browser.wait("ul.search a[href^='guide/time.html']")
+    found = json.loads(browser.run(FOUND % json.dumps([word for word, _ in wanted])))
+    assert [(word, page, first) for (word, page), first in zip(wanted, found, strict=True) if page not in first] == []
