@@ -156,7 +156,11 @@ def _load(path: str) -> ctypes.CDLL:
 
 
 def _places(majors: tuple[int, ...], environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield paths of libnvrtc, best first: the toolkit at CUDA_PATH, NVIDIA's wheels, the system's library."""
+    """Yield paths of libnvrtc, best first: the toolkit at CUDA_PATH, NVIDIA's wheels, the system's library.
+
+    cuda-pathfinder is no substitute: a process finds one libnvrtc there, of no chosen major version. Beside a CuPy of
+    CUDA 12 the wheel of CUDA 13 could be found, and the cubins would not load.
+    """
     toolkit = environment.get("CUDA_PATH")
     if toolkit:
         yield from (f"{toolkit}/lib64/{_file(major)}" for major in majors)
