@@ -22,7 +22,7 @@ from gpucoll.simulator import simulate
 
 WIDEST = 1000  # pixels of a picture on a page: a wider picture is drawn again with fewer ranks
 RANKS = (8, 6, 5, 4)
-HEADING, SHAPE = 130, 1.75  # pixels of a drawing above its rounds; width over height of a card's picture
+HEADING, SHAPE = 152, 1.75  # pixels of a drawing above its rounds; width over height of a card's picture
 PRICED = 8  # ranks, on a mebibyte
 PAPER = re.compile(r'([A-Z][^".]*?), "([^"]+)" +\((\d{4})\)')
 

@@ -113,3 +113,23 @@ def test_pictures_of_the_guide_tell_what_each_collective_means():
     assert [min(times, key=lambda name: times[name][place]) for place in (0, -1)] == \
         ["recursive_doubling", "halving_doubling"]
     assert curves["figure"]().count("<path d=") == 6 + len(curves["ALGORITHMS"])
+
+
+def test_a_drawing_tells_the_masters_bottleneck_and_each_ranks_own_contribution():
+    """By hand: what the busiest rank moves, idle time by bytes, the room of a round, the inputs, and the formulas."""
+    star, tree, ring = (view(name, "all_reduce", size=4) for name in ("star", "tree", "ring"))
+    assert [star.told(turn) for turn in range(2)] == ["rank 0 receives 3 n", "rank 0 sends 3 n"]
+    assert [tree.told(turn) for turn in (0, 1)] == ["2 ranks send n", "rank 1 sends n"]
+    assert {ring.told(turn) for turn in range(6)} == {"each rank sends n/4"}
+    # In a round of the star rank 0 moves 3 n, and each other rank n: idle for two thirds of the time.
+    assert (star.idle, star.rank_idle) == ((0.5, 0.5), (0, *[pytest.approx(2 / 3)] * 3))
+    assert (set(ring.idle), set(ring.rank_idle)) == ({0.0}, {0.0})
+    gather = draw("binomial", "gather", size=4, form="svg")
+    assert [text in gather for text in (">a0<", ">b0<", ">c0<", ">d0<", ">e0<")] == [True] * 4 + [False]
+    widths = {}
+    for name in ("star", "tree", "ring"):
+        text = draw(name, size=4, form="svg")
+        widths[name] = [float(one) for one in re.findall(r'width="([\d.]+)" height="4" rx="2" class="ink"', text)]
+        assert ">round 1<" in text
+    assert [round(star_ - tree_, 2) for star_, tree_ in zip(widths["star"], widths["tree"], strict=False)] == [80, 80]
+    assert "Rounds: 6 = 2 * (P - 1). The busiest rank sends 3n/2 = 2 * (P - 1) * n / P; all ranks together " in text

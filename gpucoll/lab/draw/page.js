@@ -365,13 +365,13 @@ function plural(count, word) {
 
 function say() {
   const ends = complete_everywhere() ? " Every output is complete." : "";
+  const resting = frame ? `${Math.round(100 * data.idle[frame - 1])} % idle` : "";
   find("load").textContent = frame ? plural(data.busiest[frame - 1], "chunk") : "";
-  find("idle").textContent = frame ? `${+data.idle[frame - 1].toFixed(1)} of ${data.size}` : "";
+  find("idle").textContent = resting;
   const title = `Round ${frame} of ${LAST}`;
   if (!frame) return `Before the start: every rank has its input, in its own colour.${ends}`;
-  const idle = data.idle[frame - 1], resting = idle ? `${+idle.toFixed(1)} of ${data.size} ranks idle` : "no rank idle";
-  const load = data.busiest[frame - 1];
-  return `${title}: ${plural(flights[frame].length, "message")}${load ? `, ${plural(load, "chunk")} on the busiest link` : ""}, ${resting}.${ends}`;
+  const told = data.told[frame - 1];
+  return `${title}: ${plural(flights[frame].length, "message")}${told ? `, ${told}` : ""}; ${resting}.${ends}`;
 }
 
 function complete_everywhere() {

@@ -92,7 +92,7 @@ def _data(view: View) -> dict[str, Any]:
         "changes": list(map(_runs, view.changes)),
         "messages": [[message.sender, message.receiver, message.round, message.chunks, (*message.contents, -1)[0],
                       _labels(view, message.contents)] for message in view.messages],
-        "busiest": view.busiest, "idle": [round(idle * view.size) for idle in view.idle],
+        "busiest": view.busiest, "idle": view.idle, "told": [view.told(turn) for turn in range(view.rounds)],
         "layout": view.layout.name, "places": view.layout.places, "radius": view.layout.radius,
         "groups": view.layout.groups,
         "colours": [rank_colour(rank, view.size) for rank in range(view.size)],

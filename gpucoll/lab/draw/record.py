@@ -1,13 +1,15 @@
 """The data of a drawing: messages with their rounds, written chunks with their contributors, and load.
 
 A message lasts one round: the first round after both ranks have completed their earlier rounds. A rank's round ends
-with the rank's last message. Copies and reductions take no time.
+with the rank's last message. Copies and reductions take no time. A round is as long as its busiest rank needs for its
+bytes, sent and received at the same time: the rank's link to a switch is the busiest link.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import NamedTuple, TypeAlias
 
 from gpucoll.internal import Collective, Round, Send, Slice, SymbolicMemory, Turn, contributions
@@ -37,9 +39,9 @@ class RecordedMessage(NamedTuple):
 
 
 class View(NamedTuple):
-    """A recording of one collective: messages, contents, and the load of ranks and links in chunks.
+    """A recording of one collective: messages, contents, and the load of ranks in chunks.
 
-    Idle time is a share between 0 and 1: a rank is idle in rounds without sends and receives.
+    Idle time is a share of time between 0 and 1: a rank is idle while a busier rank of the round sends or receives.
     """
 
     row: Collective
@@ -53,9 +55,11 @@ class View(NamedTuple):
     scratch: int  # chunks of scratch written, of the rank with the most
     outputs: int  # chunks of the largest output
     moves_data: bool  # False for a barrier: one chunk per rank then stands for the set of ranks known to have arrived
-    busiest: tuple[float, ...]  # by round: the most chunks on one link
-    idle: tuple[float, ...]  # by round: the share of idle ranks
-    rank_idle: tuple[float, ...]  # by rank: the share of idle rounds
+    inputs: tuple[tuple[int, ...], ...]  # by rank: the content of each chunk of input
+    moved: tuple[tuple[tuple[int, int], ...], ...]  # by round and rank: the chunks sent and received
+    busiest: tuple[int, ...]  # by round: the most chunks that a rank sends or receives
+    idle: tuple[float, ...]  # by round: the mean of the ranks' idle shares
+    rank_idle: tuple[float, ...]  # by rank: the idle share of the whole time
     sends: tuple[frozenset[int], ...]  # by rank: the rounds with sends
     receives: tuple[frozenset[int], ...]  # by rank: the rounds with receives
     most_sent: int  # chunks sent by the busiest rank
@@ -67,6 +71,32 @@ class View(NamedTuple):
         """The title of the drawing: algorithm, collective and number of ranks."""
         return f"{self.algorithm} · {self.row.name} · {self.size} rank{'s' * (self.size > 1)}"
 
+    def told(self, turn: int) -> str:
+        """Return who has the most to do in a round, counted from 0; the data of the collective are n."""
+        load, ranks = self.busiest[turn], self.moved[turn]
+        if not load or not self.moves_data:
+            return ""
+        much = share_of(load, self.chunks)
+        sending, receiving = ([rank for rank, one in enumerate(ranks) if one[way] == load] for way in (0, 1))
+        if len(sending) == len(receiving) == self.size:
+            return f"each rank sends {much}"
+        (ranks_of, verb), other = ((receiving, "receive"), sending) if len(receiving) == 1 and len(sending) != 1 else (
+            (sending, "send"), receiving)
+        if not ranks_of:
+            ranks_of, verb = other, "receive"
+        return f"rank {ranks_of[0]} {verb}s {much}" if len(ranks_of) == 1 else f"{len(ranks_of)} ranks {verb} {much}"
+
+
+def share_of(chunks: int, whole: int) -> str:
+    """Return a number of chunks of `whole` as a multiple of n.
+
+    >>> share_of(12, 4), share_of(1, 4), share_of(6, 4), share_of(4, 4)
+    ('3 n', 'n/4', '3n/2', 'n')
+    """
+    part = Fraction(chunks, whole)
+    times = "" if part.numerator == 1 else f"{part.numerator} " if part.denominator == 1 else f"{part.numerator}"
+    return f"{times}n" + (f"/{part.denominator}" if part.denominator > 1 else "")
+
 
 def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> View:
     """Prove the schedules of all ranks and return the recording; raise ScheduleError for wrong schedules."""
@@ -74,6 +104,7 @@ def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int
     recorder = _Recorder(row, len(schedules), root, chunks)
     recorder.prove(schedules)
     wanted = tuple(map(recorder.wanted, ranks))
+    inputs = tuple(tuple(map(recorder.number, recorder.ranks[rank].content["input"].values())) for rank in ranks)
     last = max([*recorder.changes, *(message.round for message in recorder.messages)], default=0)
     joined: dict[tuple[int, int, int], RecordedMessage] = {}  # messages on one link in one round are joined
     sent = Counter[int]()
@@ -85,17 +116,22 @@ def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int
     messages, rounds = tuple(joined[key] for key in sorted(joined)), range(1, last + 1)
     sends = tuple(frozenset(message.round for message in messages if message.sender == rank) for rank in ranks)
     receives = tuple(frozenset(message.round for message in messages if message.receiver == rank) for rank in ranks)
-    busy = [one | other for one, other in zip(sends, receives, strict=True)]
+    moved = [[[0, 0] for _ in ranks] for _ in rounds]
+    for message in messages:
+        moved[message.round - 1][message.sender][0] += message.chunks
+        moved[message.round - 1][message.receiver][1] += message.chunks
+    work = [[max(one) for one in turn] for turn in moved]  # by round and rank
+    busiest = tuple(map(max, work))
+    whole = sum(busiest)
     return View(
         row, len(ranks), chunks, messages, tuple(recorder.changes[turn] for turn in range(last + 1)),
         tuple(recorder.numbers), wanted, rounds=last, outputs=max(map(len, wanted)),
         scratch=max((chunk + 1 for change in recorder.changes.values() for _, buffer, chunk in change
                      if buffer == "scratch"), default=0),
         moves_data=not recorder.ranks[0].is_barrier,
-        busiest=tuple(max((message.chunks for message in messages if message.round == turn), default=0)
-                      for turn in rounds),
-        idle=tuple(sum(turn not in one for one in busy) / len(ranks) for turn in rounds),
-        rank_idle=tuple(1 - len(one) / last if last else 0.0 for one in busy),
+        inputs=inputs, moved=tuple(tuple((one[0], one[1]) for one in turn) for turn in moved), busiest=busiest,
+        idle=tuple(1 - sum(turn) / len(ranks) / max(turn) if any(turn) else 0.0 for turn in work),
+        rank_idle=tuple(1 - sum(turn[rank] for turn in work) / whole if whole else 0.0 for rank in ranks),
         sends=sends, receives=receives, most_sent=max(sent.values(), default=0))
 
 

@@ -1,4 +1,4 @@
-"""One still picture: every rank's chunks after every round, and the messages between rounds.
+"""One still picture: every rank's input, its chunks after every round, and the messages between rounds.
 
 The HTML page uses the same shapes and colours. Shapes carry classes, and a style sheet sets light and dark colours.
 """
@@ -9,8 +9,9 @@ import math
 from collections.abc import Iterable, Iterator
 from html import escape
 
+from gpucoll.internal import find
 from gpucoll.lab.document import DARK, FONT, LIGHT
-from gpucoll.lab.draw.record import NO_CONTENT, RecordedMessage, View
+from gpucoll.lab.draw.record import NO_CONTENT, RecordedMessage, View, share_of
 
 DRAWN_LIGHT = {**LIGHT, "cell": "#e9edf1", "done": "#27323e", "idle": "#c02f1d"}
 DRAWN_DARK = {**DARK, "cell": "#262e37", "done": "#e3e9ef", "idle": "#ff8b7a"}
@@ -18,7 +19,10 @@ DRAWN_DARK = {**DARK, "cell": "#262e37", "done": "#e3e9ef", "idle": "#ff8b7a"}
 CHROMA = 0.13
 LIGHTNESS = (0.77, 0.68)  # alternating, so that neighbours differ for readers with colour blindness, too
 ON_RANK = "#12161b"  # text on a rank's colour, in light and in dark
-LEFT_MARGIN, RIGHT_MARGIN, TOP_MARGIN, BOTTOM_MARGIN = 64.0, 24.0, 140.0, 12.0
+LEFT_MARGIN, RIGHT_MARGIN, TOP_MARGIN, BOTTOM_MARGIN = 64.0, 24.0, 162.0, 12.0
+WIDE = 40.0  # of a round in which a rank sends or receives n, beyond the room of an empty round
+LABEL_ROOM, LONGEST_FORMULA = 122.0, 40  # of the words above a round; characters
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def rank_colour(rank: int, size: int) -> str:
@@ -102,16 +106,23 @@ def key(view: View) -> str:
 class Still:
     """One still picture, an SVG file, of every rank's chunks after every round.
 
-    Each round has a column of ranks; the arrows between two columns are the round's messages.
+    The first column has the inputs, and each round a further column. The arrows between two columns are the messages of
+    the round; the room between them grows with the bytes of the busiest rank.
     """
 
     def __init__(self, view: View) -> None:
         self.view = view
         self.cells = max(1, self.view.outputs, self.view.scratch)
-        self.cell = min(22.0, max(6.0, 64 / self.cells))
+        inputs = max(1, *map(len, self.view.inputs))
+        self.cell = min(22.0, max(6.0, 88 / max(self.cells, inputs)))
         self.height = 16.0  # of a chunk of output; chunks of scratch have half the height
         self.lane = self.height * (1.5 if self.view.scratch else 1) + 16
-        self.gap = 54.0 if self.view.size < 10 else 74.0
+        room = max(54.0 if self.view.size < 10 else 74.0, LABEL_ROOM - self.cells * self.cell)
+        self.gaps = [room + WIDE * load / view.chunks * view.moves_data for load in view.busiest]
+        self.lefts, self.ends = [LEFT_MARGIN], [LEFT_MARGIN + max(40.0, inputs * self.cell)]  # of each column
+        for gap in self.gaps:
+            self.lefts.append(self.ends[-1] + gap)
+            self.ends.append(self.lefts[-1] + self.cells * self.cell)
         self.used: dict[str, str] = {}
 
     def document(self) -> str:
@@ -120,20 +131,42 @@ class Still:
             middle = self._y(rank) + self.height / 2
             names += [f'<circle cx="{number(LEFT_MARGIN - 26)}" cy="{number(middle)}" r="11" class="r{rank}"/>',
                       words(LEFT_MARGIN - 26, middle + 4.5, rank, "disc", anchor="middle")]
-        width = max(self._x(self.view.rounds) + self.cells * self.cell + RIGHT_MARGIN, 560)
+        width = max(self.ends[-1] + RIGHT_MARGIN, 620, 40 + 6.4 * len(self._costs()))
         height = TOP_MARGIN + self.view.size * self.lane + BOTTOM_MARGIN
-        body = [*names, *self._columns(), *map(self._arrow, self.view.messages), *self._rounds()]
+        body = [*names, *self._inputs(), *self._columns(), *map(self._arrow, self.view.messages), *self._rounds()]
         style = f"{ranks(self.view.size)}path{{stroke-width:1.6}}"
         title, *details = self.view.title.split(" · ")
         note = f'<tspan font-size="14" font-weight="400" class="muted" dx="12">{escape(" · ".join(details))}</tspan>'
         shapes = [
             f"<defs>{''.join(self.used.values())}</defs>",
             f'<text x="24" y="38" font-size="22" font-weight="650" class="ink">{escape(title)}{note}</text>',
-            words(24, 60, key(self.view), "muted", size=12), *body]
+            words(24, 60, key(self.view), "muted", size=12), words(24, 79, self._costs(), "muted", size=12), *body]
         return picture(self.view.title, width, height, style, shapes)
 
-    def _x(self, frame: int) -> float:
-        return LEFT_MARGIN + frame * (self.cells * self.cell + self.gap)
+    def _costs(self) -> str:
+        """Return rounds and bytes in words, with the formulas of the registry where these are short."""
+        view, cost = self.view, find(self.view.row.name, self.view.algorithm).cost
+        sums = [[sum(turn[rank][way] for turn in view.moved) for rank in range(view.size)] for way in (0, 1)]
+        sent, received = map(max, sums)
+        formulas = [f" = {one}".replace("N", "n") if 1 < len(one) <= LONGEST_FORMULA else "" for one in (
+            cost.rounds, cost.sent if sent >= received else cost.received)]
+        rounds = f"Rounds: {view.rounds}{formulas[0]}"
+        if not view.moves_data or not sent:
+            return rounds
+        verb, most = ("sends", sent) if sent >= received else ("receives", received)
+        return (f"{rounds}. The busiest rank {verb} {share_of(most, view.chunks)}{formulas[1]}; all ranks together "
+                f"send {share_of(sum(sums[0]), view.chunks)}, n the data.")
+
+    def _inputs(self) -> Iterator[str]:
+        """Yield the inputs: a letter for each rank, and the number of the chunk."""
+        view = self.view
+        for rank, row in enumerate(view.inputs if view.moves_data else ()):
+            for place, number_of in enumerate(row):
+                x, y = LEFT_MARGIN + place * self.cell, self._y(rank)
+                yield rect(x, y, self.cell - 1, self.height, f"r{rank}", 1.5)
+                if self.cell > 16 and rank < len(LETTERS):
+                    yield words(x + self.cell / 2 - 0.5, y + 11.5, f"{LETTERS[rank]}{view.contents[number_of].chunk}",
+                                "disc", size=10, anchor="middle")
 
     def _y(self, rank: int) -> float:
         return TOP_MARGIN + rank * self.lane
@@ -142,6 +175,8 @@ class Still:
         held: dict[tuple[int, str, int], int] = {}
         for frame, changes in enumerate(self.view.changes):
             held.update(changes)
+            if not frame and self.view.moves_data:
+                continue  # the column of the inputs
             for rank in range(self.view.size):
                 y = self._y(rank)
                 cells = [("output", chunk, y, self.height) for chunk in range(len(self.view.wanted[rank]))]
@@ -149,7 +184,7 @@ class Still:
                           if (rank, "scratch", chunk) in held]
                 for buffer, chunk, y, height in cells:
                     name = self._symbol(rank, buffer, chunk, held.get((rank, buffer, chunk)), height)
-                    yield f'<use href="#{name}" x="{number(self._x(frame) + chunk * self.cell)}" y="{number(y)}"/>'
+                    yield f'<use href="#{name}" x="{number(self.lefts[frame] + chunk * self.cell)}" y="{number(y)}"/>'
 
     def _symbol(self, rank: int, buffer: str, chunk: int, content: int | None, height: float) -> str:
         """Return the name of a chunk's symbol: stripes in the contributors' colours fill the cell from below."""
@@ -173,7 +208,7 @@ class Still:
         return name
 
     def _arrow(self, message: RecordedMessage) -> str:
-        x, far = self._x(message.round - 1) + self.cells * self.cell + 4, self._x(message.round) - 6
+        x, far = self.ends[message.round - 1] + 4, self.lefts[message.round] - 6
         y, down = (self._y(rank) + self.height / 2 for rank in (message.sender, message.receiver))
         bend = (far - x) * 0.45
         curve = (f"M{number(x)} {number(y)}C{number(x + bend)} {number(y)} {number(far - bend)} {number(down)} "
@@ -182,11 +217,11 @@ class Still:
         return path(curve, f"a{message.sender}") + path(head, f"r{message.sender}")
 
     def _rounds(self) -> Iterator[str]:
-        most = max(self.view.busiest, default=0)
+        yield words(LEFT_MARGIN, TOP_MARGIN - 14, "input" if self.view.moves_data else "arrived", "muted", size=11)
         for turn, load in enumerate(self.view.busiest):
-            middle = self._x(turn + 1) - self.gap / 2
-            idle = round(self.view.idle[turn] * self.view.size)
-            yield words(middle, TOP_MARGIN - 42, turn + 1, "muted", anchor="middle")
-            yield rect(middle - 20, TOP_MARGIN - 34, 40, 4, "cell", 2)
-            yield rect(middle - 20, TOP_MARGIN - 34, 40 * load / most if most else 0, 4, "ink", 2)
-            yield words(middle, TOP_MARGIN - 16, f"{idle} idle", "idle" if idle else "axis", size=11, anchor="middle")
+            x, y = self.ends[turn], TOP_MARGIN
+            middle, idle = x + self.gaps[turn] / 2, f"{self.view.idle[turn]:.0%}".replace("%", " % idle")
+            yield words(middle, y - 54, f"round {turn + 1}", "muted", anchor="middle")
+            yield words(middle, y - 39, self.view.told(turn), "ink", size=11, anchor="middle")
+            yield rect(x + 4, y - 31, self.gaps[turn] - 8, 4, "ink" if load else "cell", 2)
+            yield words(middle, y - 14, idle, "idle" if self.view.idle[turn] else "axis", size=11, anchor="middle")
