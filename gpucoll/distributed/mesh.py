@@ -26,6 +26,8 @@ class DeviceMesh:
         The ranks of the world.
     mesh_dim_names : sequence of str or None, optional
         A name for each dimension.
+    _groups : sequence of ProcessGroup or None, optional
+        The groups along the dimensions of a part, which are those of the whole.
 
     Examples
     --------
@@ -80,6 +82,15 @@ class DeviceMesh:
         -------
         ProcessGroup
             The group.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        >>> mesh.get_group("tp").size()
+        1
+        >>> dist.destroy_process_group()
         """
         return self._groups[self._axis(mesh_dim)]
 
@@ -90,6 +101,15 @@ class DeviceMesh:
         -------
         list
             The groups.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        >>> len(mesh.get_all_groups())
+        2
+        >>> dist.destroy_process_group()
         """
         return [*self._groups]
 
@@ -100,6 +120,15 @@ class DeviceMesh:
         -------
         tuple or None
             The place.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        >>> mesh.get_coordinate()
+        (0, 0)
+        >>> dist.destroy_process_group()
         """
         return next((tuple(map(int, place)) for place in numpy.argwhere(self.mesh == get_rank())), None)
 
@@ -110,6 +139,15 @@ class DeviceMesh:
         -------
         int
             The rank.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        >>> mesh.get_rank()
+        0
+        >>> dist.destroy_process_group()
         """
         return get_rank()
 
@@ -125,6 +163,15 @@ class DeviceMesh:
         -------
         int
             The place along the dimension.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        >>> mesh.get_local_rank("dp")
+        0
+        >>> dist.destroy_process_group()
         """
         return int(self.get_group(mesh_dim).rank())
 
@@ -140,6 +187,15 @@ class DeviceMesh:
         -------
         int
             The number.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> dist.init_process_group()  # without a launcher: one rank
+        >>> mesh = dist.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        >>> mesh.size(), mesh.size(0)
+        (1, 1)
+        >>> dist.destroy_process_group()
         """
         return self.mesh.size if mesh_dim is None else self.shape[mesh_dim]
 

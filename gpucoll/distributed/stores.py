@@ -39,7 +39,7 @@ class TCPStore:
     wait_for_workers : bool, optional
         Wait for `world_size` processes.
     \*\*ignored : object
-        torch's other arguments have no effect.
+        The other arguments of torch have no effect.
 
     Examples
     --------
@@ -96,6 +96,15 @@ class TCPStore:
             The key.
         value : str or bytes
             The value.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+        >>> store.set("key", "value")
+        >>> store.get("key")
+        b'value'
+        >>> store.close()
         """
         self._call("set", key, value.encode() if isinstance(value, str) else bytes(value))
 
@@ -111,6 +120,15 @@ class TCPStore:
         -------
         bytes
             The value.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+        >>> store.set("key", "value")
+        >>> store.get("key")
+        b'value'
+        >>> store.close()
         """
         self.wait([key])
         return self._call("get", key)[1]
@@ -129,6 +147,15 @@ class TCPStore:
         -------
         int
             The sum.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+        >>> store.set("key", "value")
+        >>> store.add("count", 2)
+        2
+        >>> store.close()
         """
         return int(self._call("add", key, str(amount).encode())[1])
 
@@ -144,6 +171,15 @@ class TCPStore:
         -------
         bool
             The answer.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+        >>> store.set("key", "value")
+        >>> store.check(["key"])
+        True
+        >>> store.close()
         """
         return all(self._call("get", key)[0].get("found") is True for key in keys)
 
@@ -156,6 +192,14 @@ class TCPStore:
             The keys.
         timeout : timedelta or None, optional
             The deadline; None is the store's.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+        >>> store.set("key", "value")
+        >>> store.wait(["key"])
+        >>> store.close()
         """
         self._await(lambda: self.check(keys), timeout, f"the keys {', '.join(keys)}")
 
@@ -171,13 +215,30 @@ class TCPStore:
         -------
         bool
             Whether it was set.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+        >>> store.set("key", "value")
+        >>> store.delete_key("key")
+        True
+        >>> store.close()
         """
         was_set = self.check([key])
         self._call("delete", key)
         return was_set
 
     def close(self) -> None:
-        """Leave the store; the process that holds it waits for the others to leave."""
+        """Leave the store; the process that holds it waits for the others to leave.
+
+        Examples
+        --------
+        >>> import gpucoll.distributed as dist
+        >>> store = dist.TCPStore("127.0.0.1", 0, is_master=True)
+        >>> store.set("key", "value")
+        >>> store.close()
+        """
         for one in (self._client, self._server):
             if one is not None:
                 PROCESS.stores.pop(one, None)
