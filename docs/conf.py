@@ -55,7 +55,7 @@ html_copy_source = False
 html_favicon = "_static/mark.svg"
 html_theme_options = {
     "logo": {"text": "gpucoll", "image_light": "_static/mark.svg", "image_dark": "_static/mark.svg"},
-    "header_links_before_dropdown": 5,
+    "header_links_before_dropdown": 6,
     "navigation_with_keys": False,
     "show_prev_next": True,
     "show_toc_level": 2,

@@ -37,13 +37,13 @@ def test_doctests(own_algorithms):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "```pycon" in page.read_text()], ids=lambda page: page.stem)
-def test_doctests_of_the_pages(page):
+def test_doctests_of_the_pages(page, own_algorithms):
     """The blocks of a page run as one session, as typed by a reader."""
     if page.stem == "order":
         pytest.importorskip("gpucoll._engine", reason="threads are compared by the engine, which is not built")
     session = "\n".join(re.findall(r"```pycon\n(.*?)```", page.read_text(), re.DOTALL))
-    assert doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(session, {}, page.name, str(page), 0)) == \
-        doctest.TestResults(0, session.count(">>> "))
+    test = doctest.DocTestParser().get_doctest(session, {"__name__": page.stem}, page.name, str(page), 0)
+    assert doctest.DocTestRunner().run(test) == doctest.TestResults(0, session.count(">>> "))
 
 
 def test_readme_is_short():
@@ -156,3 +156,14 @@ def test_each_term_of_the_glossary_is_in_its_file():
         words = [name.rpartition(".")[2] for name in names]
         assert all(re.search(rf"(?:class |def |^ *){word}\b", text, re.MULTILINE) for word in words), row
         assert words or any(term in text.lower() for term in row.split(", ")), row
+
+
+def test_one_table_tells_where_a_change_belongs_and_three_pages_what_to_ignore():
+    texts = [(ROOT / page).read_text() for page in ("CONTRIBUTING.md", "README.md", "docs/architecture.md")]
+    ignored = [re.search(r"the doors to other.*?run(s) them", " ".join(text.split()))[0] for text in texts]
+    assert len({*ignored}) == 1
+    assert all("(CONTRIBUTING.md#where-a" in text or "(contributing.md#where-a" in text for text in texts[1:])
+    table = texts[0].partition("| to change |")[2].partition("\n\n")[0]
+    paths = [path for path in re.findall(r"`([\w./]+)`", table) if "/" in path]
+    assert [path for path in paths if not any((ROOT / folder / path).exists() for folder in ("", "gpucoll"))] == []
+    assert len(paths) > 30
