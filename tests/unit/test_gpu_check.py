@@ -62,7 +62,7 @@ def test_in_twelve_minutes_what_is_unproven_comes_first():
     assert {part.name for part in short} <= {*PARTS} == {part.name for part in gpu_check.parts(60)}
 
 
-@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["ended", "killed"])
 def test_the_mps_daemon_ends_with_the_run(tmp_path, end):
     program, told = tmp_path / "nvidia-cuda-mps-control", tmp_path / "told"
     program.write_text(f'#!/bin/sh\n[ "$1" = -d ] && echo began >> {told} || cat >> {told}\n')
