@@ -52,15 +52,10 @@ class Workers:
 
     Examples
     --------
-    >>> from distributed import Client
     >>> import gpucoll.dask
-    >>> def program(comm):
-    ...     return comm.all_gather_object(comm.rank)
-    >>> with Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
+    >>> def totals(client, x):  # a distributed.Client whose workers are processes
     ...     with gpucoll.dask.Workers(client) as ranks:
-    ...         found = ranks.size
-    >>> found
-    2
+    ...         return ranks.run(lambda comm, x: comm.all_reduce(x), x)
     """
 
     def __init__(self, client: Client, workers: Sequence[str] | None = None, **options: Any) -> None:
@@ -122,15 +117,10 @@ class Workers:
 
         Examples
         --------
-        >>> from distributed import Client
         >>> import gpucoll.dask
-        >>> def program(comm):
-        ...     return comm.all_gather_object(comm.rank)
-        >>> with Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
+        >>> def totals(client, x):  # a distributed.Client whose workers are processes
         ...     with gpucoll.dask.Workers(client) as ranks:
-        ...         found = ranks.run(program)
-        >>> found
-        [[0, 1], [0, 1]]
+        ...         return ranks.run(lambda comm, x: comm.all_reduce(x), x)
         """
         return self._results([self._submit(rank, _call, self._key, f, args) for rank in range(self.size)])
 
