@@ -4,7 +4,7 @@ A space is the memory of a call's arrays, with the operations on them other than
 uses NumPy; the space of a device is bound to a stream and enqueues its operations.
 
     blocks              arrays of the v-variants, which differ in the first axis
-    reductions, exact   reductions by NumPy; exact sums
+    reductions          reductions by NumPy; exact sums
     segments            memory mapped by other processes, and blocks at the same position on all ranks
     dlpack              objects with DLPack as the only access to their memory
 

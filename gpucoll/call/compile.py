@@ -278,7 +278,7 @@ def _host_executors(link: Transport, timeout: float, asked: str | None, check: s
           ) -> tuple[NodeEngine | None, NodeEngine | MpiExecutor, NativeExecutor | None]:
     """Return the executors for host arrays: of shared memory, of messages, of MPI. A collective call of processes."""
     from gpucoll.executors.engine import HOST_KINDS, NodeEngine, library
-    from gpucoll.executors.engine.wires import agreed_wire
+    from gpucoll.executors.engine.between_nodes import agreed_wire
 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID
     shared = native = None

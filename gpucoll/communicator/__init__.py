@@ -5,7 +5,7 @@
     core           what calls run on: the link, GPUs and streams; `gpucoll.call` has the calls
     gpu            executors and streams of a GPU, made by all ranks together, at the first call
     lifecycle      guards, refusals, aborts; the end at exit or in a fork's child
-    leaving        the end by `close`, compared with the calls of the other ranks
+    leaving        the end by `close`, compared with the calls of the other ranks; the end of a process
     metadata       host messages: shapes and errors exchanged before data is sent
     scatter        the collective with shapes known to the root only; extrema: `maxloc` and `minloc`
     ragged         the v-variants: blocks of different lengths

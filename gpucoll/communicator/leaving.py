@@ -3,23 +3,32 @@
 A rank that closes says farewell with the numbers of its calls, and waits for the farewells of the others. A rank in a
 later call learns from the farewell that its call can never end (`gpucoll.health.guard`), and raises at once. The
 farewell of that rank then tells the rank in `close`, which ends with a warning: leaving is allowed, and the others may
-go on by `shrink`. Ranks that all close, after unlike numbers of calls, raise MismatchError.
+go on by `shrink`. Ranks that all close, after unlike numbers of calls, raise MismatchError. At the end of a process
+with communicators that are not closed, `end_process` tells the other ranks, and MPI ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import functools
 import logging
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from gpucoll.core.output import say
+from gpucoll.core.parsing import text_of
 from gpucoll.core.signature import LastCall, described
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RankFailedError, UsageError
 from gpucoll.executors import call_site, inner_site
 from gpucoll.health.farewell import Farewell, Sent, Why, named
+from gpucoll.launch.bootstrap import DEATH, FINALIZE
+from gpucoll.progress.exits import drain_all
 from gpucoll.progress.operations import Operation
+from gpucoll.transport.process import PROCESS
 
 if TYPE_CHECKING:
     from gpucoll.communicator.lifecycle import Lifecycle
@@ -39,8 +48,7 @@ class Leaving:
     """The end of one communicator: `place` is where the program leaves, `awaited` the ranks awaited in `close`."""
 
     def __init__(self, life: Lifecycle) -> None:
-        self._life = life
-        self.place = ""
+        self._life, self._rank, self.place = life, life.link.place.rank, ""
         self.awaited: Callable[[], set[int]] | None = None
         self._sent: Sent | None = None  # the farewell of a rank that closes
         self._away: Sent | None = None  # told here while the rank waits elsewhere, in `close` or `from_mpi`
@@ -48,10 +56,6 @@ class Leaving:
         self._wholes: list[weakref.ref[Lifecycle]] = []  # the communicators of which this one is a part
         self._meetings = 0  # calls of `from_mpi` that all ranks of this communicator make
         life.guard.is_away, life.guard.is_closing = self._is_away, lambda: self.awaited is not None
-
-    @property
-    def _rank(self) -> int:
-        return self._life.link.place.rank
 
     def leave_block(self, error: BaseException | None) -> None:
         """Fail if a `with` block was left by `error`: the other ranks may be elsewhere, and are not waited for."""
@@ -251,3 +255,60 @@ def close_together(lives: Sequence[Lifecycle]) -> None:
             errors.append(error)
     if errors:
         raise errors[0]
+
+
+def end_process(comms: Iterable[Lifecycle]) -> None:
+    """Tell waiting ranks that this rank leaves without `close`; then end MPI.
+
+    MPI's end waits for all ranks, for ever if a rank has died. A deadline therefore limits MPI's end after a failure of
+    a communicator, a short one if a process is known to have ended. At the deadline the interpreter's watchdog, which
+    is no thread of Python's, prints the stack of this process and ends the process with status 1.
+    """
+    # Other ranks may wait for a dropped work: complete it first. CUDA may end next: the watchdog thread must not call
+    # it any more.
+    _run_all(drain_all, *(comm.stop_watches for comm in comms))
+    _run_all(*(functools.partial(_leave, comm) for comm in comms), _end_mpi)
+
+
+def _run_all(*steps: Callable[[], object]) -> None:
+    """Run all steps of the end: the error of one is printed, and must not keep the other ranks from being told."""
+    for step in steps:
+        try:
+            step()
+        except BaseException as error:  # Ctrl-C, too
+            PROCESS.limits.append(FINALIZE)  # the other ranks may not come to MPI's end
+            say(text_of(type(error), error, error.__traceback__))
+
+
+def _leave(comm: Lifecycle) -> None:
+    """Tell the other ranks of a communicator, unless it has ended, that this process ends."""
+    if not (comm.closed or comm.is_forked or comm.link.mpi is None or comm.link.has_ended()):
+        _run_all(functools.partial(_limit_end, comm), functools.partial(
+            comm.host.fail, RankFailedError("the process has ended", ranks=(comm.link.place.rank,))), comm.abort)
+        comm.end_calls()  # MPI's end frees communicators, and so would close this one again
+
+
+def _limit_end(comm: Lifecycle) -> None:
+    """Limit MPI's end after the failure of a rank: MPI may wait for ever."""
+    try:
+        is_lost = any(one.why >= Why.FAILED for one in comm.link.farewells().values())
+    except comm.link.foreign:  # MPI raises if it knows of a dead rank
+        is_lost = True
+    if is_lost:
+        PROCESS.limits.append(FINALIZE)
+    if comm.link.processes.ended():
+        PROCESS.limits.append(DEATH)
+
+
+def _end_mpi() -> None:
+    """End MPI, if its end has a deadline; without a failure, mpi4py ends MPI."""
+    if not PROCESS.limits:
+        return
+    limit = DEATH if DEATH in PROCESS.limits else max(PROCESS.limits)
+    MPI = sys.modules.get("mpi4py.MPI")  # None for ranks joined by a store
+    if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
+        # First, because MPI's end stops the threads of Python that answer other ranks.
+        _run_all(PROCESS.close)
+        faulthandler.dump_traceback_later(limit, exit=True, file=2)
+        MPI.Finalize()
+        faulthandler.cancel_dump_traceback_later()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import secrets
 import sys
@@ -14,9 +13,8 @@ from typing import Any
 
 from gpucoll.call.compile import HostBackend
 from gpucoll.communicator.gpu import Gpu
-from gpucoll.communicator.leaving import Leaving, log
+from gpucoll.communicator.leaving import Leaving, end_process, log
 from gpucoll.communicator.links import LocalLink, MpiLink
-from gpucoll.communicator.process_end import end_process
 from gpucoll.communicator.transports import Transport
 from gpucoll.core.signature import LastCall, Signature
 from gpucoll.errors import (
@@ -191,7 +189,7 @@ class Lifecycle:
             self.has_aborted = True
             failure = self.waits.failure
             with contextlib.suppress(*self.link.foreign, GpucollError):
-                # MPI's end waits for all ranks, and a dead rank never comes: set a deadline for `_at_exit`.
+                # MPI's end waits for all ranks, and a dead rank never comes: set a deadline for `end_process`.
                 if failure is not None and self.link.mpi is not None:
                     PROCESS.limits.append(DEATH if self.link.processes.ended() else
                                            self.options.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
@@ -288,7 +286,8 @@ def assemble(link: Transport, options: Options) -> Lifecycle:
     host.explain_by(life.guard)
     if isinstance(link, LocalLink):
         # Weak: the links' shared state must not keep a dropped communicator alive.
-        link.used_by(functools.partial(_threads_of, weakref.ref(life)))
+        reference = weakref.ref(life)
+        link.used_by(lambda: set() if (one := reference()) is None else {one.waits.thread, one.host.thread()} - {0})
     _begin_records(life)
     by_messages: Preflight | None = None  # compares the host's calls if the engine does not
     # The engine compares the calls of a single node in shared memory: no messages then.
@@ -326,12 +325,6 @@ def _flight_in(folder: Path, link: Transport, waits: Progress) -> Flight | None:
         return None
 
 
-def _threads_of(reference: weakref.ref[Lifecycle]) -> set[int]:
-    """Return the system's numbers of the threads of a communicator's last calls; none if it was dropped."""
-    comm = reference()
-    return set() if comm is None else {comm.waits.thread, comm.host.thread()} - {0}
-
-
 _alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
 
@@ -357,14 +350,6 @@ def tell_meeting(mpi: Any) -> None:
     everyone.Free()
 
 
-def _after_fork() -> None:
-    for comm in _alive:
-        comm.forked()
-
-
-def _at_exit() -> None:
-    end_process(_alive)
-
-
-PROCESS.forks += [HERE.__init__, _after_fork]  # type: ignore[misc] # the thread of the child has another number
-PROCESS.ends.callback(_at_exit)
+# The thread of a fork's child has another number.
+PROCESS.forks += [HERE.__init__, lambda: [*map(Lifecycle.forked, _alive)]]  # type: ignore[misc]
+PROCESS.ends.callback(end_process, _alive)

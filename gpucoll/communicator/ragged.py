@@ -21,7 +21,7 @@ from gpucoll.arrays import HOST, Array, RankInfo, flat, joined, kind_of, on_gpu
 from gpucoll.arrays.blocks import check_blocks, check_rows, form_blocks, prepare_blocks, room_for
 from gpucoll.call.table import CallOptions, Key, reports_refusals
 from gpucoll.communicator.core import Core
-from gpucoll.communicator.metadata import CACHED_HEADERS, Metadata, check_alike, checked_rows, exchange_key, row_with
+from gpucoll.communicator.metadata import CACHED_HEADERS, Metadata, check_alike, checked_rows, row_with
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import are_whole, numpy_dtype, row_of
 from gpucoll.core.signature import COUNTS, counts_text
@@ -175,7 +175,6 @@ class VectorVariants:
         digest = _digest_of(repr(metadata).encode())
         like = numpy.empty((0, *tail), dtype) if not metadata["gpu"] else None
         cache_key = _same("scatter_v", digest, like, self._how(rank_info.root, options))
-        xs = None if arrays is None else xs
         found = self._repeat_known("scatter_v", cache_key, xs, out) if cache_key else NotImplemented
         if found is not NotImplemented:
             return found
@@ -203,21 +202,14 @@ class VectorVariants:
         """Exchange lengths, and repeat a call by the engine if the lengths are those of an earlier call.
 
         Return the result, or NotImplemented. The second value is the host messages of all ranks if they were exchanged,
-        else None: a call that cannot be repeated goes on with them.
+        else None: a call that cannot be repeated goes on with them. A rank that does not repeat the call exchanges
+        alike.
         """
         # A wrong root is refused before the exchange, on every rank.
         is_known = bool(how) and 0 <= how[1] < self._core.size
         if not is_known or (mine := self._lengths.messages.get(_key_of(name, x))) is None:
             return NotImplemented, None
-        # The same exchange as that of a rank which does not repeat the call.
-        try:
-            rows = self._core.calls.fast_path(*exchange_key("all_gather", name), mine, None)
-        except LengthsDiffer:
-            self._differed(name)
-            return NotImplemented, None
-        if rows is NotImplemented:
-            return NotImplemented, None
-        self._lengths.exchanged(name)
+        rows = self._exchanged(name, lambda: self._core.metadata.exchange("all_gather", mine, name))
         found = self._lengths.agreed.get((name, rows.tobytes()))
         return NotImplemented if found is None else self._repeat_known(name, (f"{name} {found[1]}", *how), x, out), rows
 

@@ -107,28 +107,22 @@ class SymmetricHeaps:
         return "cuda" if device == "cuda" else "emulated" if self._core.emulated else "cpu"
 
     def _memory(self, where: str) -> tuple[Heap, Any]:
-        """Return the heap of a device, and the object giving kernels access to it; a collective call at first."""
-        shared = None if where == "cpu" else self._shared(where)
-        if where not in self._heaps:
-            self._heaps[where] = shared.heap if shared is not None else self._own_heap(where)
-        return self._heaps[where], shared
+        """Return the heap of a device, and the object giving kernels access to it; a collective call at first.
 
-    def _shared(self, where: str) -> Any:
-        """Return the peer executor's symmetric memory, else NCCL's windows, else None."""
+        The object is the peer executor's symmetric memory, else NCCL's windows, else None: without it, the memory is
+        out of reach of other ranks' kernels.
+        """
+        host = self._core.host.heap
+        if where == "cpu":
+            return host, None
         gpu = self._core.gpu(where)
-        peer = gpu.peer
-        if peer is not None:
-            return peer.symmetric
-        if gpu.windows is not None:
-            self._own_heaps[where] = gpu.windows.heap
-        return gpu.windows
-
-    def _own_heap(self, where: str) -> Heap:
-        """Return a heap out of reach of other ranks' kernels."""
-        if where != "cuda":
-            return self._core.host.heap
-        self._own_heaps[where] = heap = self._core.gpu(where).new_heap(self._core.size)
-        return heap
+        shared = gpu.windows if gpu.peer is None else gpu.peer.symmetric
+        if where not in self._heaps:
+            heap = shared.heap if shared else gpu.new_heap(self._core.size) if where == "cuda" else host
+            self._heaps[where] = heap
+            if heap is not host and (gpu.peer is None or not shared):
+                self._own_heaps[where] = heap
+        return self._heaps[where], shared
 
 
 def _check_cupy(name: str, wanted: Metadata) -> None:

@@ -131,11 +131,8 @@ class Work:
                  pending: Pending | None = None, ends: Sequence[End] = ()) -> None:
         self.name, self.ends = name, ends
         self.error: GpucollError | None = None
-        self._waits = waits
-        self.operation = operation
-        self.result = result  # the array; its content is valid after `wait`
-        self._completion = completion
-        self._pending = pending
+        self._waits, self._completion, self._pending = waits, completion, pending
+        self.operation, self.result = operation, result  # the array; its content is valid after `wait`
         self._deadline: float | None = None
         self._finished = False
         self._hopeless: GpucollError | None = None

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, MutableSequence, Sequence, Sized
+from collections.abc import Callable, Iterator, MutableSequence, Sequence, Sized
 from typing import Any
 
 from gpucoll.errors import (
@@ -25,7 +26,6 @@ from gpucoll.errors import (
     is_known,
     is_settled,
 )
-from gpucoll.progress.deadlines import limited
 from gpucoll.progress.operations import Operation, Pending, Work, keep_for_ever, kind_of, start_serving, throw
 from gpucoll.progress.partners import End, MessageWait, timed_out
 
@@ -48,13 +48,39 @@ NO_STORE = contextlib.nullcontext()
 
 
 class CallingThread(threading.local):
-    """The system's `number` of the calling thread, asked for once: the system call is as dear as a short call."""
+    """The calling thread: its `number` in the system, and the deadline of its wait under way.
+
+    The number is asked for once: the system call is as dear as a short call.
+    """
+
+    deadline = math.inf
 
     def __init__(self) -> None:
         self.number = threading.get_native_id()
 
 
 HERE = CallingThread()
+
+
+@contextlib.contextmanager
+def limited(deadline: float) -> Iterator[None]:
+    """Limit all requests of this thread in the block to `deadline`, of `time.monotonic`."""
+    before = HERE.deadline
+    HERE.deadline = min(before, deadline)
+    try:
+        yield
+    finally:
+        HERE.deadline = before
+
+
+def deadline_of(patience: float) -> float:
+    """Return the deadline of a request that begins now: after `patience` seconds, or earlier with the wait around it.
+
+    >>> with limited(time.monotonic() + 1.0):
+    ...     deadline_of(60.0) <= time.monotonic() + 1.0
+    True
+    """
+    return min(time.monotonic() + patience, HERE.deadline)
 
 
 def yields_at_once() -> bool:

@@ -20,7 +20,7 @@ import time
 from typing import Any, TypeAlias
 
 from gpucoll.errors import CollectiveTimeout
-from gpucoll.progress.deadlines import deadline_of
+from gpucoll.progress.waits import deadline_of
 from gpucoll.transport.connections import RETRY_INTERVAL, Address, Connection, Frame, Hub, Ranks, StoreError, connect
 from gpucoll.transport.process import PROCESS
 

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import numpy
 
 from gpucoll.errors import CollectiveTimeout, RankFailedError, UsageError
-from gpucoll.progress.deadlines import limited
 from gpucoll.progress.operations import ProbeResult
+from gpucoll.progress.waits import limited
 from gpucoll.transport.connections import StoreError
 from gpucoll.transport.kvstore import KeyStore
 from gpucoll.transport.tags import FAREWELL_BYTES, Tag

@@ -10,7 +10,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.core.collectives import COLLECTIVES
-from gpucoll.executors.engine import wires
+from gpucoll.executors.engine import between_nodes
 from gpucoll.transport.tags import Tag
 from harness.grids import generator, sampled
 from harness.node_ranks import on_two_nodes
@@ -158,7 +158,7 @@ LONGER, ROOM, BEHIND = 1 << 18, 4, 1 << 18  # elements of a message, of its dest
 
 def longer_than_the_room(mpi, way):
     """A message longer than its destination writes nothing behind the destination."""
-    with mock.patch.object(wires, "overruns", return_value=way == "matched"), \
+    with mock.patch.object(between_nodes, "overruns", return_value=way == "matched"), \
             gc.Communicator.from_mpi(mpi, executor=None if way == "device" else "mpi", timeout=seconds(60),
                                      check="full" if way == "recv" else "deferred") as comm:
         memory = numpy.full(ROOM + BEHIND, 7.0)

@@ -7,7 +7,7 @@ from harness.commands import gpucoll_run
 JOB = """
 import sys, time
 import gpucoll as gc
-from gpucoll.communicator import process_end as end
+from gpucoll.communicator import leaving as end
 step = sys.argv[1]
 first = gc.init(timeout=100)
 second = first.split(0)

@@ -8,14 +8,14 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.executors.engine import wires
+from gpucoll.executors.engine import between_nodes
 from harness.thread_ranks import on_threads
 
 pytestmark = pytest.mark.usefixtures("engine")
 
 
 def in_pieces(mpi, check, matches):
-    with mock.patch.multiple(wires, MAX_MESSAGE=1 << 14, overruns=lambda: matches), \
+    with mock.patch.multiple(between_nodes, MAX_MESSAGE=1 << 14, overruns=lambda: matches), \
             gc.Communicator.from_mpi(mpi, executor="mpi", check=check) as comm:
         x = numpy.arange(70001)
         assert (comm.all_reduce(x + comm.rank, algorithm="ring") == x * comm.size + sum(range(comm.size))).all()

@@ -36,7 +36,8 @@ def test_making_what_all_ranks_make_takes_the_waits_of_the_communicator():
     own = {path.relative_to(PACKAGE).as_posix(): count for path in sorted(PACKAGE.rglob("*.py"))
            if (count := path.read_text().count(" Progress(") + path.read_text().count("(Progress("))}
     assert own == {
-        "executors/engine/wires.py": 1, "communicator/elastic.py": 1, "launch/bootstrap.py": 1,  # before any hook
+        # Before any hook.
+        "executors/engine/between_nodes.py": 1, "communicator/elastic.py": 1, "launch/bootstrap.py": 1,
         "communicator/transports.py": 1,  # the communicator's
         "executors/engine/__init__.py": 1,  # with the hooks given
         "device/nccl.py": 1}  # at the end, when other ranks may have ended

@@ -11,8 +11,7 @@ import pytest
 import gpucoll as gc
 from gpucoll.health.farewell import Farewell, Sent, Why
 from gpucoll.launch import launchers, places
-from gpucoll.progress.deadlines import limited
-from gpucoll.progress.waits import Progress
+from gpucoll.progress.waits import Progress, limited
 from gpucoll.transport import kvstore
 from gpucoll.transport.connections import LENGTHS, Connection, Hub, proof
 from gpucoll.transport.mailbox import StoreMessages, StoreRanks, decode, encode

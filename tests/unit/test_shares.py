@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.executors.engine import wires
+from gpucoll.executors.engine import between_nodes
 from gpucoll.health import flight
 from gpucoll.health.flight import HEADER, CallRecord
 from harness.pace import seconds
@@ -66,7 +66,7 @@ def calls():
 @pytest.mark.parametrize("way", WAYS)
 def test_a_late_rank_has_the_delay_and_the_other_the_wait(monkeypatch, way):
     if way == "python":  # a link without a wire
-        monkeypatch.setattr(wires, "agreed_wire", lambda *_, **__: None)
+        monkeypatch.setattr(between_nodes, "agreed_wire", lambda *_, **__: None)
     comms = gc.init_local(2, timeout=seconds(60), **WAYS[way])
     delays = comms[1]._core.record.delays
     for _ in range(2):  # the first time by Python, the second time by the engine's table of known calls
