@@ -13,7 +13,7 @@ from gpucoll.arrays import Array, RankInfo, Space, on_gpu, prepare
 from gpucoll.call.table import CallOptions, Key
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import row_of
-from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError, minority
+from gpucoll.errors import REFUSALS, ArgumentError, GpucollError, MismatchError, PeerError, minority
 
 if TYPE_CHECKING:
     from gpucoll.communicator.core import Core
@@ -43,8 +43,11 @@ class MetadataExchange:
 
     def sizes(self, name: str, root: Any) -> RankInfo:
         """Return rank, size and root for a call that begins with an exchange; report a refusal in the exchange."""
-        with self._core.life.refusing():
+        try:
             return self._core.calls.sizes(name, root)
+        except REFUSALS as error:
+            self._core.life.refuse(error)
+            raise
 
     def broadcast(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
         """Return the root's metadata on every rank; with an error raise `mine` on the root, PeerError elsewhere."""
