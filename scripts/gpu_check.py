@@ -246,8 +246,8 @@ def host_time(left: float, gpus: int) -> list[Finding]:
             together = _own(left / 2, "host time", start=_mpiexec(2), **variables)
     except Absent as error:
         together = [finding("two ranks", MISSING, reason=str(error))]
-    if gpus == 1:  # NCCL before 2.30 refuses two ranks on one GPU
-        together = [one | {"status": MISSING} if one["status"] == FAILED else one for one in together]
+    # NCCL before 2.30 refuses two ranks on one GPU.
+    together = [one | {"status": MISSING} if gpus == 1 and one["status"] == FAILED else one for one in together]
     return [*alone, *together]
 
 
@@ -337,8 +337,8 @@ def side_by_side(gpus: int) -> Iterator[dict[str, str]]:
 
 def _measured(executor: str, one: dict[str, Any], ranks: int) -> Finding:
     figures = one["out_of_place"]
-    status = FAILED if figures["nwrong"] else PASSED
-    return finding(f"{executor}{one['collective']}, {one['algorithm']}, {one['size']} bytes", status, ranks=ranks,
+    return finding(f"{executor}{one['collective']}, {one['algorithm']}, {one['size']} bytes",
+                   FAILED if figures["nwrong"] else PASSED, ranks=ranks,
                    microseconds=round(figures["time"], 1), bus_gigabytes_per_second=round(figures["bus_bw"], 2))
 
 

@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import threading
@@ -265,6 +266,7 @@ PARTS: dict[str, Callable[[str], Iterator[Finding]]] = {
 def main(name: str, argument: str) -> None:
     """Print the findings of a part; an error within the part becomes a finding."""
     sys.path.insert(0, str(ROOT))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an exception: a part out of time ends its ranks
     try:
         for found in PARTS[name](argument):
             print(json.dumps(found), flush=True)
