@@ -37,7 +37,7 @@ numpydoc_use_plots = False
 numpydoc_xref_param_type = True
 numpydoc_xref_ignore = "all"  # but for these words
 numpydoc_xref_aliases = {
-    **{word: word for word in "int str float bool list tuple dict callable iterable iterator mapping sequence".split()},
+    **{word: word for word in "None int str float bool list tuple dict callable iterable mapping sequence".split()},
     "array": "numpy.ndarray", "arrays": "numpy.ndarray", "dtype": "numpy.dtype", "stream": "cupy.cuda.Stream",
     "Communicator": "gpucoll.Communicator", "Work": "gpucoll.Work", "Status": "gpucoll.Status",
     "ReduceOp": "gpucoll.ReduceOp", "Transport": "gpucoll.Transport", "ShardedArray": "gpucoll.training.ShardedArray",

@@ -63,7 +63,7 @@ def _link(app: Sphinx, config: Config) -> None:
 
 def _signature(app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str,
                returned: str) -> tuple[str, str] | None:
-    return ("", "") if what == "class" and NOT_CALLED in (obj.__doc__ or "") else None
+    return ("", "") if what == "class" and NOT_CALLED in " ".join((obj.__doc__ or "").split()) else None
 
 
 def _docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
