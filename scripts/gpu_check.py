@@ -81,8 +81,7 @@ PARTS = (
     Part("peer bandwidth", 90, "all-reduces by kernels of ranks on one GPU, against its own copy"),
     Part("peer latency", 90, "small all-reduces in a CUDA graph"),
 )
-# The parts of a run of less than HASTE minutes, with their seconds: first what no GPU has shown yet.
-HASTE = 20
+# The parts of a run of less than 20 minutes, with their seconds: first what no GPU has shown yet.
 IN_HASTE = {"facts": 20, "a killed rank": 90, "PyTorch": 90, "NCCL": 60, "peer": 80, "host time": 30,
             "compute-sanitizer": 80, "benchmark": 90, "peer latency": 60, "kernels": 40, "graphs": 30, "training": 50}
 MEASURED = ("facts", "contexts", "pairs", "collectives", "bandwidth", "benchmark", "host time", "peer bandwidth",
@@ -170,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parts(minutes: float) -> list[Part]:
     """Return the parts of a run, in order."""
     there = {part.name: part for part in PARTS}
-    return [*PARTS] if minutes >= HASTE else [there[name]._replace(seconds=limit) for name, limit in IN_HASTE.items()]
+    return [*PARTS] if minutes >= 20 else [there[name]._replace(seconds=limit) for name, limit in IN_HASTE.items()]
 
 
 def _run_part(name: str, gpus: int, options: argparse.Namespace, left: float) -> list[Finding]:
