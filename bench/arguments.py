@@ -113,8 +113,7 @@ def parser() -> Parser:
         add(letter, f"--{name}", type=int, choices=choices, default=default, help=said)
 
     add = flags.add_argument_group("ours").add_argument
-    add("--algorithm", default="auto", metavar="A,B",
-        help="names, auto, native, file.py:name, .xml files, or all")
+    add("--algorithm", default="auto", metavar="A,B", help="names, auto, native, file.py:name, .xml files, or all")
     add("--executor", help="run on this executor only")
     for name, words, said in FLAG_WORDS:
         add(f"--{name}", choices=words, default=words[0], help=f"{said} ({words[0]})")

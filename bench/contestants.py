@@ -7,9 +7,8 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from mpi4py import MPI
-
-from gpucoll import ArgumentError, Communicator, GpucollError, algorithms
+from gpucoll import ArgumentError, Communicator, GpucollError, algorithms, internal
+from gpucoll.calibration.measure import ranks_of
 from gpucoll.core.dtypes import DTYPES, EXTENDED
 from gpucoll.core.ops import op_of
 from gpucoll.device.gpus import nccl_id
@@ -128,7 +127,7 @@ def agreed(comm: Communicator, make: Callable[[], Any]) -> Any:
         made = make()
     except LeftOutPeer as left:
         reason = str(left)
-    return next(filter(None, comm.mpi.allgather(reason)), made)
+    return next(filter(None, comm.all_gather_object(reason)), made)
 
 
 def _rehearsed(peer: Peer, data: Data) -> Callable[..., Any]:
@@ -173,6 +172,10 @@ def _require(name: str, case: BenchCase, tests: Any, *, reduces: bool, moves: bo
 
 
 def _mpi(comm: Communicator, device: BenchDevice) -> Peer:
+    if comm.mpi is None:
+        raise LeftOutPeer("these ranks have met without MPI")
+    from mpi4py import MPI
+
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
     def peer(case: BenchCase) -> ContestantCall:
@@ -209,7 +212,7 @@ def _nccl(comm: Communicator, device: Any) -> Peer:
     try:
         from cupy.cuda import nccl
 
-        library = nccl.NcclCommunicator(comm.size, nccl_id(comm.mpi), comm.rank)
+        library = nccl.NcclCommunicator(comm.size, nccl_id(ranks_of(comm)), comm.rank)
     except (ImportError, RuntimeError) as error:  # CuPy's NCCL errors are RuntimeErrors
         raise LeftOutPeer(f"NCCL: {error}") from error
 
@@ -255,7 +258,7 @@ def gloo(comm: Communicator) -> Any:
         host = "127.0.0.1" if comm.nodes == 1 else socket.gethostname()
         with socket.socket() as probe:  # a free port of rank 0's host
             probe.bind((host, 0))
-            where = comm.mpi.bcast(f"{host}:{probe.getsockname()[1]}")
+            where = comm.broadcast_object(f"{host}:{probe.getsockname()[1]}")
         dist.init_process_group("gloo", init_method=f"tcp://{where}", rank=comm.rank, world_size=comm.size)
     return dist
 
@@ -320,8 +323,8 @@ def _cupyx(comm: Communicator, device: BenchDevice) -> Peer:
 
 def _with(comm: Communicator, device: BenchDevice, **options: Any) -> Peer:
     """Return gpucoll by "auto" with these options of the communicator, whatever GPUCOLL_DETERMINISTIC says."""
-    executor = {} if comm.executor is None else {"executor": comm.executor}
-    other = Communicator.from_mpi(comm.mpi, timeout=comm.timeout, **executor, **{"deterministic": False, **options})
+    wanted = comm.options._replace(**{"deterministic": False, **options})
+    other = Communicator(internal.link_of(comm).part(f"bench {sorted(options)}", range(comm.size)), wanted)
     return lambda case: ours_by(other, case, "auto", device)
 
 

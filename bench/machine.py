@@ -6,17 +6,17 @@ import os
 import platform
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import mpi4py
 import numpy
-from mpi4py import MPI
 
 import gpucoll
 from gpucoll import Communicator
+from gpucoll.calibration.measure import ranks_of
 from gpucoll.device.gpus import describe_gpu
 from gpucoll.tuner.table import facts as host_facts
 from gpucoll.tuner.table import processor
@@ -40,15 +40,15 @@ class CopySpeed(NamedTuple):
 def copy_bandwidth(comm: Communicator, device: BenchDevice) -> CopySpeed:
     """Measure the copy bandwidth of memory, all ranks at once; collective, the same result on every rank."""
     nbytes = GPU_BYTES if device.name == "cuda" else min(MOST_COPIED, NODE_BYTES // comm.local_size)
-    nbytes = comm.mpi.allreduce(nbytes, MPI.MIN)
+    nbytes = min(comm.all_gather_object(nbytes))
     source, target = (device.empty((nbytes,), "uint8") for _ in range(2))
     device.write(source, numpy.ones(nbytes, numpy.uint8))
     device.write(target, numpy.zeros(nbytes, numpy.uint8))
     seconds = []
     for _ in range(COPY_REPEATS):
-        comm.mpi.Barrier()
+        ranks_of(comm).Barrier()
         seconds.append(device.timed(lambda: device.copy(target, source))[0])
-    everyone = numpy.array(comm.mpi.allgather(seconds))
+    everyone = numpy.array(comm.all_gather_object(seconds))
     moved = 2 * nbytes / 1e9
     return CopySpeed(comm.size * moved / float(numpy.median(everyone.max(axis=0))), nbytes,
                      tuple((moved / numpy.median(everyone, axis=1)).tolist()))
@@ -83,16 +83,15 @@ def place(comm: Communicator, device: BenchDevice) -> RankPlace:
     return RankPlace(os.getpid(), socket.gethostname(), comm.node, gpu.ordinal, pci, gpu.name)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of all software involved."""
-    host = host_facts()
-    name, _, version = host["mpi"].rpartition(" ")
-    return {"gpucoll": host["gpucoll"], name: version, "mpi4py": mpi4py.__version__, "NumPy": host["numpy"]}
+def versions(known: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions of all software involved, from the `facts`."""
+    name, _, version = known["mpi"].rpartition(" ")
+    return {"gpucoll": gpucoll.__version__, name: version, "mpi4py": known["mpi4py"], "NumPy": known["numpy"]}
 
 
-def facts(device: BenchDevice, places: Sequence[RankPlace]) -> dict[str, Any]:
+def facts(comm: Communicator, device: BenchDevice, places: Sequence[RankPlace]) -> dict[str, Any]:
     """Return the facts about the machine for JSON: no paths, no names of people."""
-    clock, host = time.get_clock_info("perf_counter"), host_facts()
+    clock, host = time.get_clock_info("perf_counter"), host_facts(by_mpi=comm.mpi is not None)
     cupy_version, nccl_version = None, 0
     if device.name == "cuda":
         import cupy
@@ -103,8 +102,8 @@ def facts(device: BenchDevice, places: Sequence[RankPlace]) -> dict[str, Any]:
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
             "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
             "python": platform.python_version(), "numpy": host["numpy"], "mpi": host["mpi"],
-            "mpi4py": mpi4py.__version__, "cupy": cupy_version, "nccl": nccl_version,
-            "gpus": sorted({spot.info for spot in places if spot.device >= 0}),
+            "mpi4py": getattr(sys.modules.get("mpi4py"), "__version__", None), "cupy": cupy_version,
+            "nccl": nccl_version, "gpus": sorted({spot.info for spot in places if spot.device >= 0}),
             "clock": f"{clock.implementation}, {clock.resolution:g} s"}
 
 

@@ -14,10 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy
-from mpi4py import MPI
 
 from gpucoll import Communicator
-from gpucoll.calibration.measure import repeats, turns
+from gpucoll.calibration.measure import ranks_of, repeats, turns
 
 from .arguments import Settings
 from .cases import Contestant
@@ -62,12 +61,12 @@ def measure(bench: Bench, contestants: Sequence[Contestant], data: Data) -> list
         started = time.perf_counter()
         _repeat(bench, contestants, data, [repetition])
         elapsed = time.perf_counter() - started
-    affordable = repeats(SECONDS, bench.comm.mpi.bcast(elapsed), ITERATIONS)  # judged by the last warm-up
+    affordable = repeats(SECONDS, bench.comm.broadcast_object(elapsed), ITERATIONS)  # judged by the last warm-up
     timed = flags.warmup_iters + (asked or affordable)
     seconds, wrong = _repeat(bench, contestants, data, range(flags.warmup_iters, timed))
     wrong += _repeat(bench, contestants, data, range(timed, timed + flags.check))[1]
-    everyone = numpy.stack(bench.comm.mpi.allgather(seconds), axis=2)
-    bench.comm.mpi.Allreduce(MPI.IN_PLACE, wrong, MPI.SUM)
+    everyone = numpy.stack(bench.comm.all_gather_object(seconds), axis=2)
+    wrong = sum(bench.comm.all_gather_object(wrong))
     checked = [tuple(int(count) if flags.check else None for count in row) for row in wrong]
     return [Measured(row, counts) for row, counts in zip(everyone, checked, strict=True)]
 
@@ -125,7 +124,7 @@ class TimedTrial:
         for number, turn in enumerate(self.calls):
             self.data.prepare(turn, self.expected[number] if self.expected else [])
         self.bench.device.synchronize()
-        self.bench.comm.mpi.Barrier()
+        ranks_of(self.bench.comm).Barrier()
 
     def _work(self, arguments: Sequence[tuple[Any, ...]]) -> Callable[[], list[Any]]:
         """Return a function making the calls one after the other; our own library groups calls if -m is given."""
@@ -142,7 +141,7 @@ class TimedTrial:
                 if waits:
                     self.bench.device.synchronize()
                 if flags.blocking == BARRIER_EACH:
-                    self.bench.comm.mpi.Barrier()
+                    ranks_of(self.bench.comm).Barrier()
             return returned
 
         return work

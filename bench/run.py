@@ -18,7 +18,7 @@ from .cases import BenchCase, Contestant
 from .contestants import every_case, field, meet
 from .data import Data
 from .devices import of
-from .measure import Bench, Measured, burst, measure
+from .measure import Bench, Measured, burst, measure, ranks_of
 from .records import PLACEMENTS
 from .summary import changes, geometric_mean, per_iteration, report, reported, skew
 from .table import ProgressBar
@@ -38,14 +38,14 @@ class Run:
         self.comm, self.options = comm, options
         self.bench = Bench(comm, options, of(comm, flags.device, stream=flags.stream, memory=flags.memory))
         self.cases = list(every_case(options, comm.size))
-        self.places = comm.mpi.allgather(machine.place(comm, self.bench.device))
-        self.record = opening(options, self.places, machine.facts(self.bench.device, self.places),
+        self.places = comm.all_gather_object(machine.place(comm, self.bench.device))
+        self.record = opening(options, self.places, machine.facts(comm, self.bench.device, self.places),
                                        records.words(arguments), records.environment(os.environ))
         self.own = self.record["gpucoll"]
         work = flags.run_cycles * len(self.cases) * sum(nbytes + BARRIER_BYTES for nbytes in options.sizes)
         self.progress = ProgressBar(flags.progress if comm.rank == 0 else "off", work or None, sys.stderr)
         paths = {"json": flags.output_file, "csv": flags.csv}
-        self._files = records.reserve_together(comm.mpi, {what: path for what, path in paths.items() if path})
+        self._files = records.reserve_together(ranks_of(comm), {what: path for what, path in paths.items() if path})
         self._is_finished = False
 
     def measure(self) -> None:
@@ -59,7 +59,7 @@ class Run:
             left = dict.fromkeys(itertools.chain(*(left_out for _, left_out in fields)))
             self.own["left_out"] = [one._asdict() for one in left]
             self.several = max((sum(not one.peer for one in found) for found, _ in fields), default=1) > 1
-            self.say(table.header(self.options, machine.versions(), self.places))
+            self.say(table.header(self.options, machine.versions(self.own["machine"]), self.places))
             self.say(f"# Writing {what.upper()} output to {file.name}" for what, file in self._files.items())
             self.say([f"# {self.copy.bandwidth:.4g} GB/s are read and written while each rank copies "
                       f"{self.copy.nbytes} bytes", *(f"# {one.what} left out: {one.reason}" for one in left)])

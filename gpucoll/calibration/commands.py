@@ -15,15 +15,16 @@ import tempfile
 import time
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import gpucoll
+from gpucoll import internal
 from gpucoll.algorithms import algorithms
 from gpucoll.calibration.fit import NATIVE_SIZES, SIZES, links, serves, sweep
+from gpucoll.calibration.measure import ranks_of
 from gpucoll.communicator import Communicator
-from gpucoll.communicator.links import MpiLink
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.collectives import collective as collective_row
 from gpucoll.device.store import make_private
@@ -65,9 +66,10 @@ def collectives_of(options: Any) -> list[str]:
 
 def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[int]) -> int:
     if comm.size == 1:
-        raise ArgumentError("a single rank has no algorithm to choose; start several: mpiexec -n 8 gpucoll tune",
+        raise ArgumentError("a single rank has no algorithm to choose; start several: mpiexec -n 8 gpucoll tune, or "
+                            "gpucoll run --standalone -n 8 -m gpucoll tune",
                             code="GC-SIZE")
-    if options.device == "cuda" and None in comm.mpi.allgather(comm.device):
+    if options.device == "cuda" and None in comm.all_gather_object(comm.device):
         raise BackendError("--device cuda: a rank has no CUDA device; every rank needs CuPy and a driver",
                            code="GC-NO-GPU")
     if options.device == "cuda":
@@ -75,13 +77,14 @@ def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[
 
         # The measured arrays are allocated on the current device.
         cupy.cuda.Device(comm.device).use()
-    started, path = time.perf_counter(), table_path(facts())
+    started, host = time.perf_counter(), facts(by_mpi=comm.mpi is not None)
+    path = table_path(host)
     say = functools.partial(_say, comm)
     # Check the folder now, so that a folder without write access does not waste minutes of measuring.
-    by_first_rank(comm.mpi, lambda: make_folder(path.parent))
+    by_first_rank(ranks_of(comm), lambda: make_folder(path.parent))
     with executors(comm, options.device) as comms:
         shape = _shape(comms, options, collectives, sizes, say)
-    by_first_rank(comm.mpi, lambda: write_table(path, table_before(path).merged(shape)))
+    by_first_rank(ranks_of(comm), lambda: write_table(path, table_before(path, host).merged(shape)))
     say(f"{path}: {comm.size} ranks on {comm.nodes} node{'s' * (comm.nodes > 1)}, "
         f"{time.perf_counter() - started:.1f} s")
     if options.json and comm.rank == 0:
@@ -102,10 +105,16 @@ def _say(comm: Communicator, line: str) -> None:
 def executors(comm: Communicator, device: str) -> Iterator[dict[str, Communicator]]:
     """Yield a communicator of the same ranks for each executor of `device` that works here, by the executor's name."""
     with contextlib.ExitStack() as stack:
-        made = {name: stack.enter_context(Communicator(MpiLink(comm.mpi, comm.timeout),
-                                                       comm.options._replace(executor=name)))
-                for name in EXECUTORS[device]}
-        yield {name: one for name, one in made.items() if serves(one, device)}
+        link = internal.link_of(comm)
+        names = [name if name != "mpi" else link.carrier for name in EXECUTORS[device]]
+        if comm.mpi is None and device == "cpu":
+            names.remove("native")
+        made = {name: stack.enter_context(Communicator(link.part(f"tune {name}", range(comm.size)),
+                                                       comm.options._replace(executor=name))) for name in names}
+        working = {name: one for name, one in made.items() if serves(one, device)}
+        if not working:
+            raise BackendError(f"none of {', '.join(made)} works here; gpucoll doctor says why", code="GC-EXECUTOR")
+        yield working
 
 
 def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str], sizes: list[int], say: Any) -> Shape:
@@ -124,15 +133,14 @@ def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str],
     return Shape(some.size, some.nodes, options.device, time.strftime("%Y-%m-%d"), tuple(costs), tuple(curves))
 
 
-def table_before(path: Path) -> Table:
+def table_before(path: Path, host: Mapping[str, Any]) -> Table:
     """Return the existing table, or an empty table if none exists or the file is invalid or outdated."""
-    host = facts()
     try:
         table = read(path, host)
     except ArgumentError as error:
         warnings.warn(f"replaced: {error}", stacklevel=2)
         table = None
-    return table or Table(str(path), host, ())
+    return table or Table(str(path), dict(host), ())
 
 
 def make_folder(folder: Path) -> None:

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from gpucoll import internal
 from gpucoll.algorithms import algorithms, find, registry
-from gpucoll.calibration.measure import samples
+from gpucoll.calibration.measure import ranks_of, samples
 from gpucoll.communicator import Communicator
 from gpucoll.core.collectives import COLLECTIVES, Side
 from gpucoll.transport.rendezvous import wait_for_all
@@ -91,7 +92,7 @@ def sweep(comms: dict[str, Communicator], collective: str, sizes: Sequence[int],
         calls = {way: call for way, call in calls.items() if runs(call)}
         if not calls:
             break
-        taken = samples(some.mpi, [*calls.values()], SWEEP_SECONDS * len(calls), device)
+        taken = samples(ranks_of(some), [*calls.values()], SWEEP_SECONDS * len(calls), device)
         medians = dict(zip(calls, map(statistics.median, taken), strict=True))
         for way, seconds in medians.items():
             curves[way].append((nbytes, seconds))
@@ -149,8 +150,8 @@ def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
             with part:
                 constants = _measured(part, executor, device) if part.size > 1 else []
         # No deadline: the measuring may take long, and its own calls have deadlines.
-        wait_for_all(comm.mpi, math.inf, IDLE_INTERVAL)
-        everyone = [one for one in comm.mpi.allgather(constants) if one]
+        wait_for_all(ranks_of(comm), math.inf, IDLE_INTERVAL)
+        everyone = [one for one in ranks_of(comm).allgather(constants) if one]
         for kind, rows in zip((executor, ONE_PASS), zip(*everyone, strict=True), strict=False):
             costs.append(LinkCost(kind, name, **max(rows, key=lambda one: one["alpha"])))
     return costs
@@ -159,7 +160,8 @@ def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
 def _measured(part: Communicator, executor: str, device: str) -> list[dict[str, float]]:
     """Return the constants of an executor; for `shared`, also the constants of algorithms that read peers' inputs."""
     gpu = part.device if device == "cuda" else None
-    with Communicator.from_mpi(part.mpi, executor=executor, device=gpu) as comm:
+    options = part.options._replace(executor=executor, device=gpu)
+    with Communicator(internal.link_of(part).part(executor, range(part.size)), options) as comm:
         kinds = (False, True) if (executor, device) == ("shared", "cpu") else (False,)
         return [fit([*_probes(comm, device, rows_to_measure(one_pass=kind))]) for kind in kinds]
 
@@ -168,7 +170,7 @@ def _probes(comm: Communicator, device: str, rows: Sequence[tuple[str, str, int]
     for collective, algorithm, block in rows:
         nbytes = block * (comm.size if collective in ("all_gather", "reduce_scatter") else 1)
         call = functools.partial(call_of(comm, collective, nbytes, device), algorithm)
-        seconds = statistics.median(samples(comm.mpi, [call], PROBE_SECONDS, device)[0])
+        seconds = statistics.median(samples(ranks_of(comm), [call], PROBE_SECONDS, device)[0])
         cost = find(collective, algorithm).price(comm.size, nbytes)
         yield Probe(cost["rounds"], moved(cost, str(comm.executor)), cost["reduced"], cost["gaps"], seconds)
 

@@ -14,12 +14,49 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 
+from gpucoll.communicator import Communicator
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.transport.rendezvous import becomes, wait_for_all
+
+
+class HostRanks:
+    """The ranks of a communicator without MPI, with mpi4py's names of the calls used to measure."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm, self.rank, self.size = comm, comm.rank, comm.size
+
+    def allgather(self, value: Any) -> list[Any]:
+        return self._comm.all_gather_object(value)
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        return self._comm.broadcast_object(value, root)
+
+    def Barrier(self) -> None:
+        self._comm.barrier()
+
+    def Ibarrier(self) -> SimpleNamespace:
+        return _request(self._comm.barrier(async_op=True))
+
+    def Isend(self, buffer: Any, dest: int, tag: int) -> SimpleNamespace:
+        return _request(self._comm.send(buffer, dest, tag, async_op=True))
+
+    def Irecv(self, buffer: Any, source: int, tag: int) -> SimpleNamespace:
+        return _request(self._comm.recv(buffer, source, tag, async_op=True))
+
+
+def _request(work: Any) -> SimpleNamespace:
+    return SimpleNamespace(Test=lambda: work.is_completed() and (work.wait(), True)[1])
+
+
+def ranks_of(comm: Communicator) -> Any:
+    """Return the ranks of `comm` with mpi4py's calls: mpi4py's communicator, or without MPI a `HostRanks`."""
+    return HostRanks(comm) if comm.mpi is None else comm.mpi
+
 
 FEWEST_REPEATS, MOST_REPEATS = 5, 25
 SHORT_CALL = 1e-3  # seconds; a shorter call is timed SEVERAL times in a row, since clock and barrier cost time

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import os
 import sys
 import tomllib
@@ -36,7 +36,6 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(given: list[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         _complete()
-    _check_launcher(*given[:2])
     if given[:1] == ["bench"]:  # bench parses nccl-tests' flags itself
         from gpucoll.bench.__main__ import main as bench
 
@@ -62,25 +61,6 @@ def _run(given: list[str]) -> int:
         refuse(f"gpucoll {options.verb}", str(error.args[0]).removeprefix(f"{options.verb}: "))
 
 
-def _check_launcher(verb: str = "", part: str = "") -> None:
-    """Refuse the verbs working by MPI (bench, tune, doctor) without MPI.
-
-    Without MPI means: ranks meeting by a store (see `gpucoll.launch.bootstrap.store_place`), or, except for doctor, no
-    mpi4py. `bench report` needs no MPI.
-    """
-    if verb not in ("bench", "tune", "doctor") or part == "report":
-        return
-    from gpucoll.launch.bootstrap import store_place
-
-    try:
-        by_store = store_place() is not None
-    except UsageError:
-        by_store = True
-    if by_store or (verb != "doctor" and importlib.util.find_spec("mpi4py") is None):
-        refuse(f"gpucoll {verb}",
-               f"this command needs MPI: pip install mpi4py 'gpucoll[mpich]', then mpiexec -n 4 gpucoll {verb}")
-
-
 def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[Parser, Mapping[str, Parser]]:
     """Return the parser and the parsers of the verbs.
 
@@ -91,7 +71,7 @@ def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[P
     verbs = parser.add_subparsers(dest="verb", parser_class=Parser)
     verbs.add_parser("run", help="launch a program on several ranks, by mpiexec or without MPI", add_help=False,
                      parents=run)
-    verbs.add_parser("bench", help="measure collectives (under mpiexec); report: make a page",
+    verbs.add_parser("bench", help="measure collectives on several ranks; report: make a page",
                      add_help=False, parents=bench)
     for name, row in tomllib.loads(Path(__file__).with_name("verbs.toml").read_text()).items():
         verb = verbs.add_parser(name, help=row["help"], description=row.get("description"))

@@ -29,7 +29,7 @@ from gpucoll.transport.mailbox import Mailbox, StoreMessages, StoreRanks, Thread
 from gpucoll.transport.rendezvous import by_first_rank
 from gpucoll.transport.ucx import UcxMessages
 from gpucoll.tuner import Table, built_in
-from gpucoll.tuner.table import load
+from gpucoll.tuner.table import as_json, load, parse
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -154,8 +154,10 @@ class StoreLink(Transport):
         mine = offer(lineage, store.host)
         forget = undo.enter_context(contextlib.ExitStack())
         forget.callback(ports.port, store.host, -1)
-        everyone = self.mpi.allgather((os.getpid(), process_namespace(), socket.gethostname(), mine))
-        self.place = RankTopology.of(rank, [namespace or host for _, namespace, host, _ in everyone])
+        table = load(by_mpi=False) if rank == 0 else built_in()
+        told = None if table is built_in() else (table.source, as_json(table).decode())
+        everyone = self.mpi.allgather((os.getpid(), process_namespace(), socket.gethostname(), mine, told))
+        self.place = RankTopology.of(rank, [namespace or host for _, namespace, host, *_ in everyone])
         self.members = membership(rank, [one[3] for one in everyone], lineage, store.host)
         seen = visible((process, namespace) for process, namespace, *_ in everyone)
         self.processes = Processes(seen)
@@ -165,7 +167,9 @@ class StoreLink(Transport):
         # Processes on other hosts, or in other containers, have no descriptors here: `Watch` sees their end.
         if len(seen) < size:
             self.processes.watch = Watch(self.mpi, self.place.nodes, store, self._name)
-        self.table = built_in()  # a machine's own is measured under its MPI
+        # All ranks must choose alike, also on unlike hosts: the table of rank 0 decides.
+        source, text = everyone[0][4] or ("", "")
+        self.table = parse(source, text.encode()) if text else built_in()
         self._farewells = {}
         self.wire, self.points = self._carriers()
 

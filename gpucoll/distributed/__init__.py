@@ -21,8 +21,8 @@ data is sent. Source: PyTorch 2.13, ``torch/distributed/distributed_c10d.py``.
 
 from gpucoll.core.ops import ReduceOp
 from gpucoll.distributed import groups as distributed_c10d  # programs take `_get_default_group` from here
+from gpucoll.distributed.facts import BackendName as Backend
 from gpucoll.distributed.facts import (
-    Backend,
     default_pg_timeout,
     get_default_backend_for_device,
     get_node_local_rank,

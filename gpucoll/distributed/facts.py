@@ -17,7 +17,7 @@ from gpucoll.launch.launchers import RUN
 default_pg_timeout = datetime.timedelta(seconds=Options().timeout)
 
 
-class Backend(str):
+class BackendName(str):
     """The name of a backend in lower case; ArgumentError for a name not known here.
 
     Parameters
@@ -27,14 +27,14 @@ class Backend(str):
 
     Examples
     --------
-    >>> Backend("GLOO") == Backend.GLOO == "gloo"
+    >>> BackendName("GLOO") == BackendName.GLOO == "gloo"
     True
     """
 
     __slots__ = ()
     GLOO, MPI, NCCL, UNDEFINED = "gloo", "mpi", "nccl", "undefined"
 
-    def __new__(cls, name: str) -> Backend:
+    def __new__(cls, name: str) -> BackendName:
         check_backend("Backend", name)
         return super().__new__(cls, name.lower())
 

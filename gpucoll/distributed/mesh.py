@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from gpucoll.distributed.groups import ProcessGroup, get_rank, get_world_size, is_initialized
+from gpucoll.distributed.groups import get_rank, get_world_size, is_initialized
 from gpucoll.distributed.start import init_process_group, new_subgroups_by_enumeration
 from gpucoll.errors import ArgumentError
 
@@ -39,17 +39,19 @@ class DeviceMesh:
     >>> dist.destroy_process_group()
     """
 
-    def __init__(self, device_type: str, mesh: Any, *, mesh_dim_names: Sequence[str] | None = None,
-                 _groups: Sequence[ProcessGroup | None] | None = None) -> None:
-        self.device_type, self.mesh = device_type, numpy.asarray(mesh)
+    def __init__(self, device_type: str, mesh: Any, *, mesh_dim_names: Sequence[str] | None = None) -> None:
+        self._lay(device_type, numpy.asarray(mesh), mesh_dim_names)
+        lines = [numpy.moveaxis(self.mesh, axis, -1).reshape(-1, length).tolist()
+                 for axis, length in enumerate(self.shape)]
+        self._groups = [new_subgroups_by_enumeration(line)[0] for line in lines]
+
+    def _lay(self, device_type: str, mesh: numpy.ndarray, mesh_dim_names: Sequence[str] | None) -> None:
+        self.device_type, self.mesh = device_type, mesh
         self.mesh_dim_names = None if mesh_dim_names is None else tuple(mesh_dim_names)
         self.shape, self.ndim = self.mesh.shape, self.mesh.ndim
         if self.mesh_dim_names is not None and len({*self.mesh_dim_names}) != self.ndim:
             raise ArgumentError(f"DeviceMesh: mesh_dim_names {mesh_dim_names!r} are not {self.ndim} different names",
                                 code="GC-GROUP")
-        lines = [numpy.moveaxis(self.mesh, axis, -1).reshape(-1, length).tolist()
-                 for axis, length in enumerate(self.shape)]
-        self._groups = [new_subgroups_by_enumeration(line)[0] for line in lines] if _groups is None else [*_groups]
 
     def __getitem__(self, names: str | Sequence[str]) -> DeviceMesh:
         kept = [self._axis(name) for name in ((names,) if isinstance(names, str) else names)]
@@ -57,10 +59,11 @@ class DeviceMesh:
         if place is None or kept != sorted(kept):
             raise ArgumentError(f"DeviceMesh: {names!r} are not dimensions in the order of {self.mesh_dim_names}, or "
                                 "this rank is not in the mesh", code="GC-GROUP")
-        part = self.mesh[tuple(slice(None) if axis in kept else here for axis, here in enumerate(place))]
-        known = self.mesh_dim_names or ()
-        return DeviceMesh(self.device_type, part, mesh_dim_names=[known[axis] for axis in kept],
-                          _groups=[self._groups[axis] for axis in kept])
+        ranks = self.mesh[tuple(slice(None) if axis in kept else here for axis, here in enumerate(place))]
+        part, known = object.__new__(DeviceMesh), self.mesh_dim_names or ()
+        part._lay(self.device_type, ranks, [known[axis] for axis in kept])
+        part._groups = [self._groups[axis] for axis in kept]
+        return part
 
     def _axis(self, dim: int | str | None) -> int:
         names = self.mesh_dim_names or ("",) * self.ndim

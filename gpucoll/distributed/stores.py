@@ -15,7 +15,7 @@ from gpucoll.transport.kvstore import StoreClient, StoreServer, kept
 from gpucoll.transport.process import PROCESS
 from gpucoll.transport.rendezvous import becomes
 
-PATIENCE = datetime.timedelta(seconds=300)
+STORE_PATIENCE = datetime.timedelta(seconds=300)
 
 
 class TCPStore:
@@ -52,7 +52,7 @@ class TCPStore:
     """
 
     def __init__(self, host_name: str, port: int, world_size: int | None = None, is_master: bool = False,
-                 timeout: datetime.timedelta = PATIENCE, wait_for_workers: bool = True, **ignored: Any) -> None:
+                 timeout: datetime.timedelta = STORE_PATIENCE, wait_for_workers: bool = True, **ignored: Any) -> None:
         self.timeout, self.host, token = timeout, host_name, text_of((host_name, port))
         self._server = _OpenServer.at((host_name, port), 1, token) if is_master else None
         self.port = port if self._server is None or self._server.hub is None else self._server.hub.port

@@ -24,13 +24,15 @@ from typing import Any
 import numpy
 
 import gpucoll
+from gpucoll.calibration.measure import ranks_of
 from gpucoll.device import gpus
 from gpucoll.device.gpus import numbered
 from gpucoll.doctor import facts, graph_file, probes, remarks
 from gpucoll.doctor.remarks import Report
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.launch import bootstrap
-from gpucoll.launch.launchers import launched
+from gpucoll.launch.launchers import RUN, launched
+from gpucoll.launch.places import store_place
 
 DOCTOR_TIMEOUT = 60.0  # seconds, unless GPUCOLL_TIMEOUT is set
 SILENCE = 5.0  # seconds that silent ranks wait before exiting, so that the reporting rank can finish
@@ -42,12 +44,16 @@ def main(options: Any) -> int:
 
     A collective call; rank 0 prints. Wrong options in the environment end the process with 2.
     """
-    mpi = facts.mpi()
-    if mpi.facts["library"] is None or mpi.facts["mismatch"]:
+    mpi, by_store = facts.mpi(), RUN in os.environ or store_place() is not None
+    if by_store or (mpi.facts["library"] is None and mpi.facts["launcher"] is None):
+        by_store = True
+        mpi.facts.update(store=True, mismatch=None, match=None)
+    elif mpi.facts["library"] is None or mpi.facts["mismatch"]:
         return _alone(mpi, as_json=options.json, topology=options.topology)
     try:
         timeout = bootstrap.options({}).timeout if os.environ.get("GPUCOLL_TIMEOUT") else DOCTOR_TIMEOUT
-        facts.start_mpi(timeout)
+        if not by_store:
+            facts.start_mpi(timeout)
         with gpucoll.init(timeout=timeout) as comm:
             return examine(comm, mpi, as_json=options.json, topology=options.topology)
     # The launcher belongs to another MPI than mpi4py's.
@@ -60,7 +66,7 @@ def main(options: Any) -> int:
         sys.stderr.write(f"gpucoll doctor: {facts.reason(error)}\n")
         sys.stderr.flush()
         # The other ranks would wait for this rank until their own timeouts.
-        if facts.mpi_module().COMM_WORLD.size > 1:
+        if not by_store and facts.mpi_module().COMM_WORLD.size > 1:
             bootstrap.abort(facts.mpi_module())
         return 1
 
@@ -79,14 +85,15 @@ def examine(comm: Any, mpi: facts.Findings, *, as_json: bool, topology: str | No
 
     `topology` is a file for the graph of the links.
     """
-    everyone = comm.mpi.allgather(_rank_facts(comm)) if comm else [_rank_facts(comm)]
+    everyone = comm.all_gather_object(_rank_facts(comm)) if comm else [_rank_facts(comm)]
     findings, speaks = _assemble(everyone, mpi), comm is None or comm.rank == 0
     if speaks and not as_json:
         print(*remarks.facts(findings), sep="\n", flush=True)
     if comm and comm.size > 1:
-        findings["links"] = probes.links(comm.mpi, [rank["name"] for rank in everyone], comm.timeout)
+        findings["links"] = probes.links(ranks_of(comm), [rank["name"] for rank in everyone], comm.timeout)
     else:
-        findings["missing"]["links"] = "a link needs two ranks: mpiexec -n 4 gpucoll doctor"
+        findings["missing"]["links"] = "a link needs two ranks: mpiexec -n 4 gpucoll doctor, or " \
+                                       "gpucoll run --standalone -n 4 -m gpucoll doctor"
     if topology and speaks:
         _write_topology(Path(topology), findings, everyone if comm and comm.size > 1 else [])
     if comm:
@@ -144,7 +151,8 @@ def _test_self(comm: Any, findings: Report, without_gpu: Sequence[int]) -> None:
     """Run the self-tests, on host memory or the emulated device and on GPUs, and add the results to the report."""
     emulated = os.environ.get("GPUCOLL_DEVICE") == "emulated"
     device = "emulated" if emulated else "cpu"
-    outcome = findings["self_test"][device] = probes.self_test(comm, comm.mpi.allgather, device, numpy, TEST_SECONDS)
+    outcome = findings["self_test"][device] = probes.self_test(comm, comm.all_gather_object, device, numpy,
+                                                                TEST_SECONDS)
     why = "the emulated device stands for it" if emulated else "the test before has failed" if outcome["faults"] else \
         f"no GPU for {remarks.named(without_gpu)}" if without_gpu else None
     if why is None:
@@ -152,7 +160,7 @@ def _test_self(comm: Any, findings: Report, without_gpu: Sequence[int]) -> None:
 
         # The arrays of the test are allocated on the current device.
         cupy.cuda.Device(comm.device).use()
-        outcome = probes.self_test(comm, comm.mpi.allgather, "cuda", cupy, TEST_SECONDS)
+        outcome = probes.self_test(comm, comm.all_gather_object, "cuda", cupy, TEST_SECONDS)
         why = outcome["refused"]
     if why is None:
         advice = comm.explain("all_reduce", 1 << 20, device="cuda")["advice"]

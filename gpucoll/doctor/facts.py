@@ -95,7 +95,8 @@ def mpi(environment: Mapping[str, str] = os.environ) -> Findings:
     match = own == other if own and other else None
     what = f"{process.launcher.name} started {process.size} ranks, but mpi4py uses {library}" if process else \
         f"the mpiexec that comes first is {mpiexec}, but mpi4py uses {library}: each rank would be alone"
-    findings.facts.update(launcher=process and process.launcher.name, launched=process and process.size, match=match,
+    findings.facts.update(store=False, launcher=process and process.launcher.name,
+                          launched=process and process.size, match=match,
                           mismatch=f"{what}; launch with {own}'s own mpiexec" if match is False else None)
     return findings
 

@@ -36,12 +36,15 @@ def judge(report: Report) -> None:
 
 def _of_versions(report: Report) -> Iterator[Remark]:
     versions, mpi, missing = report["versions"], report["mpi"], report["missing"]
-    if mpi["library"] is None:
+    if mpi["library"] is None and mpi["store"]:
+        yield ADVICE, "GC-LAUNCHER", ("no MPI: ranks by store, as by gpucoll run --standalone or torchrun; for mpiexec "
+                                      f"pip install mpi4py 'gpucoll[mpich]' ({missing['library']})")
+    elif mpi["library"] is None:
         yield WRONG, "GC-LAUNCHER", (f"MPI cannot be used: {missing['library']}; pip install 'gpucoll[mpich]', or load "
                                      "the site's MPI")
     if mpi["mismatch"]:
         yield WRONG, "GC-LAUNCHER", mpi["mismatch"]
-    if "mpiexec" in missing:
+    if "mpiexec" in missing and mpi["library"] is not None:
         yield ADVICE, "GC-LAUNCHER", f"ranks cannot be launched: {missing['mpiexec']}"
     if "cupy" in missing and report["hosts"][0]["gpus"]:
         yield ADVICE, "GC-NO-GPU", f"there are GPUs, but no CuPy: {missing['cupy']}"
@@ -114,7 +117,8 @@ def facts(report: Report) -> Iterator[str]:
     yield from paragraph("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version))
     launcher = f"{mpi['launcher']} started {mpi['launched']}" if mpi["launcher"] else f"mpiexec is {mpi['mpiexec']}"
     match = {True: ": they match", False: ": they do NOT match", None: ""}[mpi["match"]]
-    yield from paragraph("MPI", f"{mpi['library']}; {launcher}{match}")
+    how = "ranks by store" if mpi["store"] else f"{launcher}{match}"
+    yield from paragraph("MPI", f"{mpi['library']}; {how}" if mpi["library"] else f"no MPI: {how}")
     for host in report["hosts"]:
         yield from paragraph("host", f"{host['name']}: {named(host['ranks'])}; {host['cores']} cores; /dev/shm has "
                                      f"{(host['shm_free'] or 0) / 2**30:.1f} GiB free; engine: {host['engine']}")

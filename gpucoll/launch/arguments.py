@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
 from gpucoll.core.output import say
-from gpucoll.launch.launchers import launched
+from gpucoll.launch.launchers import RUN, launched
 from gpucoll.transport.rendezvous import wait_for_all
 
 CEILING = 1 << 20  # the most ranks, processes or repetitions that an option accepts
+ALONE = 1.0  # seconds for rank 0 to print, and to end a job without MPI
 REFUSAL_TIMEOUT = 10.0  # seconds for which a refusing rank waits for the other ranks to refuse as well
 
 
@@ -22,7 +24,9 @@ def refuse(program: str, message: str) -> NoReturn:
     if rank == 0:
         say(f"{program}: {' '.join(message.split())}\n")
     # Leave together: a launcher that sees a rank end with an error kills the others, perhaps before rank 0 has printed.
-    if size > 1:
+    if size > 1 and RUN in os.environ:
+        time.sleep(ALONE if rank else 0.0)
+    elif size > 1:
         from mpi4py import MPI
 
         if not wait_for_all(MPI.COMM_WORLD, REFUSAL_TIMEOUT):

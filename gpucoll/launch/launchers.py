@@ -142,6 +142,8 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
 
 def launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """Return the number of ranks and this process' rank, as told by the launcher; (1, 0) without a launcher."""
+    if RUN in environment and environment.get("WORLD_SIZE", "").isdecimal():  # without MPI
+        return int(environment["WORLD_SIZE"]), int(environment.get("RANK", 0))
     process = started(environment)
     return (process.size, process.rank) if process else (1, 0)
 

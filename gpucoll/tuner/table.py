@@ -136,15 +136,18 @@ def _plain(value: Any) -> Any:
 PROCESSORS = Path("/proc/cpuinfo")
 
 
-def facts() -> dict[str, Any]:
+def facts(*, by_mpi: bool = True) -> dict[str, Any]:
     """Return the properties of this host and installation; a table measured with other properties is not valid.
 
     "cores" counts the host's cores, not the cores bound to this process, which depend on the number of ranks.
     """
-    from mpi4py import MPI
+    library = "none"
+    if by_mpi:
+        from mpi4py import MPI
 
+        library = library_name(MPI.Get_library_version())
     return {"name": socket.gethostname(), "processor": processor(), "cores": os.cpu_count() or 1,
-            "mpi": library_name(MPI.Get_library_version()), "numpy": numpy.__version__, "gpucoll": __version__}
+            "mpi": library, "numpy": numpy.__version__, "gpucoll": __version__}
 
 
 def processor() -> str:
@@ -175,9 +178,9 @@ def read(path: Path, host: Mapping[str, Any]) -> Table | None:
     return table
 
 
-def load() -> Table:
+def load(*, by_mpi: bool = True) -> Table:
     """Return this host's table; the built-in table if the host has none or, with a warning, an invalid table."""
-    host = facts()
+    host = facts(by_mpi=by_mpi)
     try:
         return read(table_path(host), host) or built_in()
     except ArgumentError as error:

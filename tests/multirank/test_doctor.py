@@ -4,6 +4,8 @@ import contextlib
 import io
 import json
 import os
+import re
+import subprocess
 import sys
 from unittest import mock
 
@@ -11,6 +13,7 @@ import gpucoll as gc
 from gpucoll import doctor
 from gpucoll.doctor import facts
 from gpucoll.lab.graphs.link_graph import load_graph
+from harness.commands import gpucoll_run, without_mpi4py
 from harness.pace import seconds
 from harness.ranks import run_job
 
@@ -28,6 +31,23 @@ def test_launched_it_speaks_once_and_ends_alike(mpiexec, tmp_path):
     graph = load_graph(str(path))
     assert graph.names == ("r0", "r1", "memory0")
     assert all(edge.GBps > 0 and edge.us > 0 for edge in graph.edges.values())
+
+
+def test_without_mpi_every_command_works(tmp_path):
+    """The doctor finds nothing wrong, the benchmark has a table, and `auto` uses the table of `tune`."""
+    env = {**without_mpi4py(tmp_path), "GPUCOLL_CACHE": str(tmp_path)}
+    alone = subprocess.run([sys.executable, "-c", QUICK.format("pass")], capture_output=True, text=True, check=False,
+                           env={**os.environ, **env})
+    assert (alone.returncode, "MPI         no MPI: ranks by store\n" in alone.stdout) == (0, True), alone.stdout
+    bench = gpucoll_run("--standalone", "-n", 2, "-m", "gpucoll.bench", "all_reduce", "-b", 8, "-e", 8, env=env)
+    assert re.search(r"\n +8 +2 +float +sum .* 0\n", bench.stdout), bench.stdout + bench.stderr
+    wrong = gpucoll_run("--standalone", "-n", 2, "-m", "gpucoll.bench", "all_reduced", env=env)
+    assert (wrong.returncode, wrong.stderr.count("no collective is named 'all_reduced'")) == (2, 1)
+    tune = gpucoll_run("--standalone", "-n", 2, "-m", "gpucoll", "tune", "--collective", "barrier", env=env)
+    assert tune.returncode == 0, tune.stderr
+    explained = gpucoll_run("--standalone", "-n", 2, "-m", "gpucoll", "explain", "all_reduce", "1M", env=env).stdout
+    assert explained.count(f"by the table {tmp_path}") == 1
+    assert " on shared" in explained.partition("choice: ")[2]
 
 
 def test_alone_it_is_one_json_object_that_says_nothing_of_the_user(launcher):

@@ -93,8 +93,8 @@ def examined(size=4, links=None, **changes):
     """Return the judged report, and its text, of a healthy job with `changes`, such as `versions.cupy`."""
     places = {
         "versions": {"numpy": "2.4.6", "cupy": None, "nccl": None, "cuda_runtime": None, "cuda_driver": None},
-        "mpi": {"library": "MPICH 5.0.2", "launcher": "MPICH's mpiexec", "launched": size, "mpiexec": None,
-                "mismatch": None, "match": True},
+        "mpi": {"store": False, "library": "MPICH 5.0.2", "launcher": "MPICH's mpiexec", "launched": size,
+                "mpiexec": None, "mismatch": None, "match": True},
         "host": {"name": "a", "ranks": list(range(size)), "cores": 8, "shm_free": 60 * GIB, "engine": "installed",
                  "gpus": None, "missing": {"gpus": "no pynvml", "shm_free": "no folder", "engine": "there is none"}},
         "test": {"calls": 100, "collectives": 16, "seconds": 2.0, "faults": []}, "missing": {}}
