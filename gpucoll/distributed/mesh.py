@@ -26,8 +26,6 @@ class DeviceMesh:
         The ranks of the world.
     mesh_dim_names : sequence of str or None, optional
         A name for each dimension.
-    _groups : sequence of ProcessGroup or None, optional
-        The groups along the dimensions of a part, which are those of the whole.
 
     Examples
     --------
