@@ -173,27 +173,24 @@ def parts(minutes: float) -> list[Part]:
 
 
 def _run_part(name: str, gpus: int, options: argparse.Namespace, left: float) -> list[Finding]:
-    if name == "training":
-        return training(left, gpus)
+    own = {"training": training, "compile": compiled, "host time": host_time}
+    if name in own:
+        return own[name](left, gpus)
     if name == "benchmark":
         return benchmark(left, gpus, 4 * options.megabytes)
-    if name == "compile":
-        return compiled(left, gpus)
     if name in ("contexts", "pairs", "collectives"):
         return on_every_gpu(left, name, gpus, options.megabytes)
-    if name == "host time":
-        return host_time(left, gpus)
     if name in ("facts", "bandwidth", "peer bandwidth", "peer latency"):
         return _own(left, name, options.megabytes)
     _need(gpus)
-    with side_by_side(gpus) if name in BY_PROCESSES else contextlib.nullcontext({}) as variables:
+    with side_by_side(gpus, name in BY_PROCESSES) as variables:
         return _own(left, "cases", f"{name}:{options.keyword if name == 'kernels' else ''}", **variables)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/gpu_check", description=__doc__, allow_abbrev=False)
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after so many (60)")
-    parser.add_argument("--megabytes", type=int, default=256, 
+    parser.add_argument("--megabytes", type=int, default=256,
                         help="how much the kernels move (256); calls of several ranks up to four times as much")
     parser.add_argument("-k", dest="keyword", default="", help="of the kernels, those whose names have this in them")
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results", help="folder of the JSON file")
@@ -310,9 +307,12 @@ def _benched(ranks: int, left: float, test: str, megabytes: int, contestants: di
 
 
 @contextlib.contextmanager
-def side_by_side(gpus: int) -> Iterator[dict[str, str]]:
-    """Let processes use a single GPU at the same time, by NVIDIA's MPS; without MPS, the processes take turns."""
-    if gpus > 1:
+def side_by_side(gpus: int, is_shared: bool = True) -> Iterator[dict[str, str]]:
+    """Let processes use a single GPU at the same time, by NVIDIA's MPS; without MPS, the processes take turns.
+
+    Nothing is needed with several GPUs, nor where a single process uses the GPU.
+    """
+    if gpus > 1 or not is_shared:
         yield {}
         return
     program = shutil.which("nvidia-cuda-mps-control", path=os.pathsep.join([os.environ.get("PATH", ""), *DRIVER]))

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy
 
@@ -128,6 +128,11 @@ def distances(side: int, dimensions: int) -> float:
                for step in range((side.bit_length() - 1) * dimensions))
 
 
+def algbw(found: Callable[..., Any], name: str) -> Fraction:
+    """Return the bandwidth of an all-gather on a graph: the bound, or that of the trees."""
+    return found(graph(name), "all_gather").algbw
+
+
 def forestcoll() -> Iterator[Case]:
     """Yield the cases of ForestColl: graph, what the program prints, whether the trees take a second at most."""
     shared = "TE-CCL's DGX-2 has 125 GB/s per GPU instead of 150, and only odd GPUs send to the other box"
@@ -138,9 +143,9 @@ def forestcoll() -> Iterator[Case]:
     rounded = "the exact bandwidth needs 83 trees per rank; 9 are made"
     for name, printed, is_quick in rows:
         yield Case("forestcoll", f"{name}, bound", Fraction(printed),
-                   lambda name=name: bound(graph(name), "all_gather").algbw, (shared, ""))
+                   functools.partial(algbw, bound, name), (shared, ""))
         yield Case("forestcoll", f"{name}, trees", Fraction(printed),
-                   lambda name=name: trees_for(graph(name), "all_gather").algbw, (shared, rounded), is_quick)
+                   functools.partial(algbw, trees_for, name), (shared, rounded), is_quick)
 
 
 def tacos() -> Iterator[Case]:

@@ -66,6 +66,7 @@ class Deferring:
         The caller holds the lock of `Progress.gate`.
         """
         def start() -> None:
+            # `patient` waits a short time for the other ranks: this thread has nothing else to do.
             for pending in self.deferred(description, shares):
                 self._waits.until(getattr(pending, "patient", pending), "comparing calls", self._waits.deadline())
 
