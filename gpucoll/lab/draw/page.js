@@ -7,6 +7,7 @@ const find = (id) => document.getElementById(id);
 const data = JSON.parse(find("data").textContent);
 const LAST = data.last;
 const WIDTH = data.scratch + data.outputs;
+const COLUMNS = Math.max(WIDTH, ...data.inputs.map((row) => row.length));
 const MANY = data.size > 24;
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const [SENDER, RECEIVER, ROUND, CHUNKS, CONTENT, LABEL] = [0, 1, 2, 3, 4, 5];
@@ -183,11 +184,11 @@ let sizes = null, stamps = new Map();
 
 function measure() {
   const room = canvas.parentElement.clientWidth, gap = data.scratch && data.outputs ? 18 : 0;
-  const left = 40, right = 30, widest = WIDTH > 8 ? 40 : WIDTH > 2 ? 64 : 120;
-  const across = Math.max(6, Math.min(widest, (room - left - right - gap) / Math.max(1, WIDTH)));
+  const left = 40, right = 30, widest = COLUMNS > 8 ? 40 : COLUMNS > 2 ? 64 : 120;
+  const across = Math.max(6, Math.min(widest, (room - left - right - gap) / Math.max(1, COLUMNS)));
   const down = data.size > 32 ? 11 : data.size > 16 ? 16 : data.size > 8 ? 25 : 36;
   const space = across > 14 ? 3 : 1, top = 44;
-  sizes = { left, top, gap, across, down, space, width: left + WIDTH * across + gap + right, height: top + data.size * down + 4 };
+  sizes = { left, top, gap, across, down, space, width: left + COLUMNS * across + gap + right, height: top + data.size * down + 4 };
   const dense = devicePixelRatio || 1;
   canvas.width = Math.round(sizes.width * dense);
   canvas.height = Math.round(sizes.height * dense);
@@ -201,8 +202,13 @@ function colour(role) {
   return getComputedStyle(root).getPropertyValue(`--${role}`).trim();
 }
 
+// Before the first message the inputs are shown: what a rank will contribute.
+function showsInputs() {
+  return shown() === 0 && LAST > 0 && !data.barrier;
+}
+
 function cellX(column) {
-  return sizes.left + column * sizes.across + (column >= data.scratch ? sizes.gap : 0);
+  return sizes.left + column * sizes.across + (column >= data.scratch && !showsInputs() ? sizes.gap : 0);
 }
 
 // A cell as a picture of its own, made once: 64 ranks hold thousands.
@@ -241,6 +247,10 @@ function drawCells(state) {
   for (let rank = 0; rank < data.size; rank++) {
     const y = sizes.top + rank * down;
     drawRank(rank, y, palette, state);
+    if (showsInputs()) {
+      drawInput(rank, y, width, height);
+      continue;
+    }
     for (let column = 0; column < data.scratch + data.wanted[rank].length; column++) {
       const content = held[state][rank * WIDTH + column];
       if (content >= 0 || column >= data.scratch) {
@@ -248,7 +258,19 @@ function drawCells(state) {
       }
     }
   }
-  outline(state, palette, width, height);
+  if (!showsInputs()) outline(state, palette, width, height);
+}
+
+function drawInput(rank, y, width, height) {
+  data.inputs[rank].forEach((name, column) => {
+    context.fillStyle = data.colours[rank];
+    context.beginPath();
+    context.roundRect(cellX(column), y, width, height, Math.min(4, width / 5));
+    context.fill();
+    if (width < 20 || height < 14) return;
+    context.fillStyle = "#12161b";
+    context.fillText(name, cellX(column) + width / 2, y + height / 2 + 5);
+  });
 }
 
 function outline(state, palette, width, height) {
@@ -266,20 +288,24 @@ function drawHeads(palette) {
   context.font = "600 13px system-ui, sans-serif";
   context.fillStyle = palette.ink;
   context.textAlign = "left";
-  if (data.scratch) context.fillText("scratch", cellX(0), 14);
-  if (data.outputs) context.fillText(data.wanted.some((wanted) => wanted.length) ? headName() : "", cellX(data.scratch), 14);
+  const inputs = showsInputs();
+  if (inputs) context.fillText(headName("input"), cellX(0), 14);
+  else {
+    if (data.scratch) context.fillText("scratch", cellX(0), 14);
+    if (data.outputs) context.fillText(data.wanted.some((wanted) => wanted.length) ? headName("output") : "", cellX(data.scratch), 14);
+  }
   context.font = "12px system-ui, sans-serif";
   context.fillStyle = palette.muted;
   context.textAlign = "center";
   const every = [1, 2, 4, 8, 16, 32].find((step) => step * sizes.across >= 22) || 64;
-  for (let column = 0; column < WIDTH; column++) {
-    const chunk = column < data.scratch ? column : column - data.scratch;
+  for (let column = 0; column < (inputs ? COLUMNS : WIDTH); column++) {
+    const chunk = inputs || column < data.scratch ? column : column - data.scratch;
     if (chunk % every === 0) context.fillText(chunk, cellX(column) + (sizes.across - sizes.space) / 2, 36);
   }
 }
 
-function headName() {
-  return data.barrier ? "arrivals" : WIDTH * sizes.across > 150 ? "output, by chunk" : "output";
+function headName(what) {
+  return data.barrier ? "arrivals" : COLUMNS * sizes.across > 150 ? `${what}, by chunk` : what;
 }
 
 function drawRank(rank, y, palette, state) {
@@ -296,7 +322,7 @@ function drawRank(rank, y, palette, state) {
     context.fillText(rank, 16, middle + 1);
   }
   context.textBaseline = "alphabetic";
-  if (data.wanted[rank].length && complete(rank, state) === data.wanted[rank].length) tick(middle, palette);
+  if (!showsInputs() && data.wanted[rank].length && complete(rank, state) === data.wanted[rank].length) tick(middle, palette);
 }
 
 function tick(middle, palette) {
@@ -314,11 +340,13 @@ canvas.addEventListener("pointermove", (event) => {
   const place = canvas.getBoundingClientRect();
   const rank = Math.floor((event.clientY - place.top - sizes.top) / sizes.down);
   const x = event.clientX - place.left;
-  const column = Array.from({ length: WIDTH }, (_, one) => one).find((one) => x >= cellX(one) && x < cellX(one) + sizes.across);
+  const column = Array.from({ length: COLUMNS }, (_, one) => one).find((one) => x >= cellX(one) && x < cellX(one) + sizes.across);
   find("cell").textContent = rank >= 0 && rank < data.size && column !== undefined ? cellText(rank, column) : "";
 });
 
 function cellText(rank, column) {
+  if (showsInputs()) return column in data.inputs[rank] ? `Rank ${rank}, input chunk ${column}: ${data.inputs[rank][column] || "its own"}` : "";
+  if (column >= WIDTH) return "";
   const content = held[shown()][rank * WIDTH + column], output = column >= data.scratch;
   if (output && !data.wanted[rank].length) return `Rank ${rank} has no output`;
   const where = `Rank ${rank}, ${output ? "output" : "scratch"} chunk ${output ? column - data.scratch : column}`;
@@ -369,7 +397,7 @@ function say() {
   find("load").textContent = frame ? plural(data.busiest[frame - 1], "chunk") : "";
   find("idle").textContent = resting;
   const title = `Round ${frame} of ${LAST}`;
-  if (!frame) return `Before the start: every rank has its input, in its own colour.${ends}`;
+  if (!frame) return `Before the start: ${data.barrier ? "each rank knows of its own arrival" : "each input in the colour of its rank"}.${ends}`;
   const told = data.told[frame - 1];
   return `${title}: ${plural(flights[frame].length, "message")}${told ? `, ${told}` : ""}; ${resting}.${ends}`;
 }

@@ -88,6 +88,7 @@ def _data(view: View) -> dict[str, Any]:
         "size": view.size, "reduces": view.row.reduces or not view.moves_data,
         "barrier": not view.moves_data, "last": view.rounds,
         "scratch": view.scratch, "outputs": view.outputs,
+        "inputs": [view.input_names(rank) for rank in range(view.size)],
         "wanted": view.wanted, "contents": [content.ranks for content in view.contents],
         "changes": list(map(_runs, view.changes)),
         "messages": [[message.sender, message.receiver, message.round, message.chunks, (*message.contents, -1)[0],

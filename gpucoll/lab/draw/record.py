@@ -16,6 +16,7 @@ from gpucoll.internal import Collective, Round, Send, Slice, SymbolicMemory, Tur
 from gpucoll.internal import collective as collective_row
 from gpucoll.lab.draw.placement import GraphLayout
 
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 NO_CONTENT = -1  # in place of a content: an empty chunk, or a chunk of output without a promised value
 
 ChunkChanges: TypeAlias = dict[tuple[int, str, int], int]  # from rank, buffer and chunk to the new content's number
@@ -70,6 +71,11 @@ class View(NamedTuple):
     def title(self) -> str:
         """The title of the drawing: algorithm, collective and number of ranks."""
         return f"{self.algorithm} · {self.row.name} · {self.size} rank{'s' * (self.size > 1)}"
+
+    def input_names(self, rank: int) -> list[str]:
+        """Return the names of a rank's chunks of input, a0 to a3 of rank 0; empty names beyond the alphabet."""
+        return [f"{LETTERS[rank]}{self.contents[one].chunk}" if rank < len(LETTERS) else ""
+                for one in self.inputs[rank] if self.moves_data]
 
     def told(self, turn: int) -> str:
         """Return who has the most to do in a round, counted from 0; the data of the collective are n."""

@@ -22,7 +22,6 @@ ON_RANK = "#12161b"  # text on a rank's colour, in light and in dark
 LEFT_MARGIN, RIGHT_MARGIN, TOP_MARGIN, BOTTOM_MARGIN = 64.0, 24.0, 162.0, 12.0
 WIDE = 40.0  # of a round in which a rank sends or receives n, beyond the room of an empty round
 LABEL_ROOM, LONGEST_FORMULA = 122.0, 40  # of the words above a round; characters
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def rank_colour(rank: int, size: int) -> str:
@@ -160,13 +159,12 @@ class Still:
     def _inputs(self) -> Iterator[str]:
         """Yield the inputs: a letter for each rank, and the number of the chunk."""
         view = self.view
-        for rank, row in enumerate(view.inputs if view.moves_data else ()):
-            for place, number_of in enumerate(row):
+        for rank in range(view.size):
+            for place, name in enumerate(view.input_names(rank)):
                 x, y = LEFT_MARGIN + place * self.cell, self._y(rank)
                 yield rect(x, y, self.cell - 1, self.height, f"r{rank}", 1.5)
-                if self.cell > 16 and rank < len(LETTERS):
-                    yield words(x + self.cell / 2 - 0.5, y + 11.5, f"{LETTERS[rank]}{view.contents[number_of].chunk}",
-                                "disc", size=10, anchor="middle")
+                if self.cell > 16 and name:
+                    yield words(x + self.cell / 2 - 0.5, y + 11.5, name, "disc", size=10, anchor="middle")
 
     def _y(self, rank: int) -> float:
         return TOP_MARGIN + rank * self.lane
