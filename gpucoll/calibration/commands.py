@@ -43,8 +43,8 @@ from gpucoll.tuner.table import LinkCost, Shape, Table, as_json, facts, read, ta
 EXECUTORS = {"cpu": ("shared", "hybrid", "mpi", "native"), "cuda": ("peer", "nccl", "native")}
 EXPLAINED_RANKS = 8  # default of --ranks
 # gpucoll's names by those of others.
-NAMES = {other: name for name, others in
-         tomllib.loads(Path(__file__).with_name("names.toml").read_text()).items() for other in others}
+TEXTBOOK_NAMES = {other: name for name, others in
+                  tomllib.loads(Path(__file__).with_name("names.toml").read_text()).items() for other in others}
 
 
 def tune(options: Any) -> int:
@@ -175,8 +175,8 @@ def known_as(text: str) -> str:
     >>> known_as("hypercube"), known_as("mpi allreduce"), known_as("sort")
     ('recursive_doubling', 'all_reduce', '')
     """
-    wanted, *others = (re.sub(r"[\W_]", "", name.lower()) for name in (text, *NAMES))
-    return next((name for name, other in zip(NAMES.values(), others, strict=True) if other == wanted), "")
+    wanted, *others = (re.sub(r"[\W_]", "", name.lower()) for name in (text, *TEXTBOOK_NAMES))
+    return next((name for name, other in zip(TEXTBOOK_NAMES.values(), others, strict=True) if other == wanted), "")
 
 
 def explain(options: Any) -> int:

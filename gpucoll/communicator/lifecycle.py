@@ -37,7 +37,7 @@ from gpucoll.health.observed import CallObserver, observers_of
 from gpucoll.health.preflight import EXPLAINS, DeferredOnNode, Deferring, Preflight
 from gpucoll.launch.bootstrap import DEATH, FINALIZE, Options, gpu_index
 from gpucoll.progress.operations import kind_of
-from gpucoll.progress.waits import HERE, Progress
+from gpucoll.progress.waits import CALLING_THREAD, Progress
 from gpucoll.transport.process import PROCESS
 
 GRACE = 1.0  # seconds for work on a GPU to end by itself, after a failure not yet known on the GPU
@@ -351,5 +351,5 @@ def tell_meeting(mpi: Any) -> None:
 
 
 # The thread of a fork's child has another number.
-PROCESS.forks += [HERE.__init__, lambda: [*map(Lifecycle.forked, _alive)]]  # type: ignore[misc]
+PROCESS.forks += [CALLING_THREAD.__init__, lambda: [*map(Lifecycle.forked, _alive)]]  # type: ignore[misc]
 PROCESS.ends.callback(end_process, _alive)

@@ -59,18 +59,18 @@ class CallingThread(threading.local):
         self.number = threading.get_native_id()
 
 
-HERE = CallingThread()
+CALLING_THREAD = CallingThread()
 
 
 @contextlib.contextmanager
 def limited(deadline: float) -> Iterator[None]:
     """Limit all requests of this thread in the block to `deadline`, of `time.monotonic`."""
-    before = HERE.deadline
-    HERE.deadline = min(before, deadline)
+    before = CALLING_THREAD.deadline
+    CALLING_THREAD.deadline = min(before, deadline)
     try:
         yield
     finally:
-        HERE.deadline = before
+        CALLING_THREAD.deadline = before
 
 
 def deadline_of(patience: float) -> float:
@@ -80,7 +80,7 @@ def deadline_of(patience: float) -> float:
     ...     deadline_of(60.0) <= time.monotonic() + 1.0
     True
     """
-    return min(time.monotonic() + patience, HERE.deadline)
+    return min(time.monotonic() + patience, CALLING_THREAD.deadline)
 
 
 def yields_at_once() -> bool:
@@ -160,7 +160,7 @@ class Progress:
         """Drive `operation` to the end in this thread, after all submitted before; UsageError inside another call."""
         if self.blocks():
             raise UsageError(f"{name}: called inside another call of this communicator, as by a signal handler")
-        self.thread = HERE.number
+        self.thread = CALLING_THREAD.number
         # The common case: nothing is queued, so drive the operation here, without a `Work` and the progress thread.
         if self._stepping.acquire(False):
             try:
@@ -178,7 +178,7 @@ class Progress:
         if self._queue or self.failure is not None or not self._stepping.acquire(False):
             return False
         try:
-            self._owner, self.thread = threading.get_ident(), HERE.number
+            self._owner, self.thread = threading.get_ident(), CALLING_THREAD.number
             call(*arguments)
         except BaseException as error:
             self._failed(error, iter(()), name)
@@ -394,7 +394,7 @@ class Progress:
         """Carry out a message between two ranks; return None if done within SOON seconds, else the `Work` left."""
         if not self._stepping.acquire(False):
             return self.start(Work(self, operation, name, result))
-        self.thread = HERE.number
+        self.thread = CALLING_THREAD.number
         try:
             pending, patience = next(operation, None), 0.0
             while pending is not None:
@@ -428,7 +428,7 @@ class Progress:
 
     def _begin(self, work: Work, works: MutableSequence[Work]) -> Work:
         self.check()
-        self.thread = HERE.number
+        self.thread = CALLING_THREAD.number
         works.append(work)
         # Take the first steps here: the messages leave at once, and short operations end without the progress thread.
         self.advance()

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gpucoll.calibration.commands import NAMES
+from gpucoll.calibration.commands import TEXTBOOK_NAMES
 from gpucoll.launch.launchers import LAUNCHERS
 from harness.sources import ROOT
 
@@ -55,8 +55,8 @@ def test_the_reference_is_complete():
 def test_explain_knows_the_names_of_the_page():
     page = (ROOT / "docs/guide/names.md").read_text().partition("## Words")[0]
     headings = re.findall(r"^### (.+)\n\n`(?:comm\.)?(\w+)", page, re.M)
-    assert {other: name for others, name in headings for other in others.split(", ")} == NAMES
-    assert len({re.sub(r"[\W_]", "", name.lower()) for name in NAMES}) == len(NAMES)
+    assert {other: name for others, name in headings for other in others.split(", ")} == TEXTBOOK_NAMES
+    assert len({re.sub(r"[\W_]", "", name.lower()) for name in TEXTBOOK_NAMES}) == len(TEXTBOOK_NAMES)
 
 
 def test_each_known_launcher_is_in_the_reference():

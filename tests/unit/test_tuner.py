@@ -207,7 +207,7 @@ def test_a_table_belongs_to_its_host(tmp_path, monkeypatch):
     assert len(paths) == 5  # name, processor, cores and mpi change the path; versions of numpy and gpucoll do not
 
     monkeypatch.setenv("GPUCOLL_CACHE", str(tmp_path))
-    monkeypatch.setattr(tables, "facts", lambda: HERE)
+    monkeypatch.setattr(tables, "facts", lambda by_mpi: HERE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert tables.load() is built_in()

@@ -20,7 +20,7 @@ CHROMA = 0.13
 LIGHTNESS = (0.77, 0.68)  # alternating, so that neighbours differ for readers with colour blindness, too
 ON_RANK = "#12161b"  # text on a rank's colour, in light and in dark
 LEFT_MARGIN, RIGHT_MARGIN, TOP_MARGIN, BOTTOM_MARGIN = 64.0, 24.0, 162.0, 12.0
-WIDE = 40.0  # of a round in which a rank sends or receives n, beyond the room of an empty round
+ROUND_WIDTH = 40.0  # of a round in which a rank sends or receives n, beyond the room of an empty round
 LABEL_ROOM, LONGEST_FORMULA = 122.0, 40  # of the words above a round; characters
 
 
@@ -117,7 +117,7 @@ class Still:
         self.height = 16.0  # of a chunk of output; chunks of scratch have half the height
         self.lane = self.height * (1.5 if self.view.scratch else 1) + 16
         room = max(54.0 if self.view.size < 10 else 74.0, LABEL_ROOM - self.cells * self.cell)
-        self.gaps = [room + WIDE * load / view.chunks * view.moves_data for load in view.busiest]
+        self.gaps = [room + ROUND_WIDTH * load / view.chunks * view.moves_data for load in view.busiest]
         self.lefts, self.ends = [LEFT_MARGIN], [LEFT_MARGIN + max(40.0, inputs * self.cell)]  # of each column
         for gap in self.gaps:
             self.lefts.append(self.ends[-1] + gap)
