@@ -58,8 +58,8 @@ class Case(NamedTuple):
 PARTS = {
     "forestcoll": Part("ForestColl: the largest algbw of an all-gather", "GB/s", """
 Source: github.com/liangyuRain/ForestColl. Its program printed the figures for its own graphs (A100, MI250) and for our
-graphs of TE-CCL's machines. *Bound* is the exact fraction printed by `gpucoll bound`. *Trees* is the bandwidth, without
-latency, of the trees made by `gpucoll synthesize`."""),
+graphs of TE-CCL's machines. *Bound* is the largest [algbw](guide/time.md#algbw-and-busbw), a fraction printed by
+`gpucoll bound`. *Trees* is the bandwidth, without latency, of the trees made by `gpucoll synthesize`."""),
     "tacos": Part("TACOS: an all-gather on tori and meshes", "us", """
 Source: the tests of github.com/astra-sim/tacos. TACOS divides the data of each rank into 1, 2 or 3 chunks. Most of its
 times are optimal for this number of chunks: the links of the rank with the least bandwidth are always in use. Ours is

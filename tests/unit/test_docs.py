@@ -158,6 +158,14 @@ def test_each_term_of_the_glossary_is_in_its_file():
         assert words or any(term in text.lower() for term in row.split(", ")), row
 
 
+def test_each_page_links_its_first_busbw_to_the_one_definition():
+    for page in WRITTEN:
+        first = re.search(r"^[^#\n]*\b(algbw|busbw|bus bandwidth)\b.*", page.read_text(), re.MULTILINE)
+        if first and page.name != "time.md" and page.parent.name != "changes.d":
+            assert "time.md#algbw-and-busbw" in first[0], page
+    assert (ROOT / "docs/guide/time.md").read_text().count("## algbw and busbw\n") == 1
+
+
 def test_one_table_tells_where_a_change_belongs_and_three_pages_what_to_ignore():
     texts = [(ROOT / page).read_text() for page in ("CONTRIBUTING.md", "README.md", "docs/architecture.md")]
     ignored = [re.search(r"the doors to other.*?run(s) them", " ".join(text.split()))[0] for text in texts]
