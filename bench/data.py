@@ -46,7 +46,7 @@ class Data:
         self.device, self._shift = device or Host(), shift
         row, root = case.row, case.root
         given = operands(case.dtype, case.op if row.reduces else MOVED, case.ranks)
-        self.given = given.astype(numpy_dtype(case.dtype))
+        self.given: Any = given.astype(numpy_dtype(case.dtype))
         self.reduced: Array = self._reduced(given) if row.reduces else given
         self.has_input = row.input.exists(rank, root)
         self.gets_result = row.output.exists(rank, root)
@@ -63,7 +63,7 @@ class Data:
             self.device.write(self._row, look_up(self.given[rank], self._draws))
         self._fixed = [self._shifted(self._shape, self.has_input) for _ in range(calls)] if fixed else None
         has_out = self.gets_result and row.ragged is None
-        self.outs = [self._shifted(self._out_shape, has_out) for _ in range(calls)]
+        self.outs: list[Any] = [self._shifted(self._out_shape, has_out) for _ in range(calls)]
 
     def _reduced(self, given: Array) -> Array:
         """Return the reduction over the ranks relevant for this rank: for a prefix, the ranks before."""

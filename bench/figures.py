@@ -19,7 +19,7 @@ from .curves import Panel, figure, time_text
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star", "cross", "x")  # as many as colours
 SIZE_TICKS = 5  # few enough for a phone
-AXIS = {"gridcolor": "var(--grid)", "linecolor": "var(--axis)", "zeroline": False, "automargin": True}
+AXIS: dict[str, Any] = {"gridcolor": "var(--grid)", "linecolor": "var(--axis)", "zeroline": False, "automargin": True}
 
 
 def _layout(title: str, height: int, **others: Any) -> dict[str, Any]:

@@ -36,14 +36,14 @@ class Run:
     def __init__(self, comm: Communicator, options: Settings, arguments: Sequence[str] = ()) -> None:
         flags = options.flags
         self.comm, self.options = comm, options
-        self.bench = Bench(comm, options, of(comm, flags.device, stream=flags.stream, memory=flags.memory))
-        self.cases = list(every_case(options, comm.size))
-        self.places = comm.all_gather_object(machine.place(comm, self.bench.device))
-        self.record = opening(options, self.places, machine.facts(comm, self.bench.device, self.places),
+        self.bench: Bench = Bench(comm, options, of(comm, flags.device, stream=flags.stream, memory=flags.memory))
+        self.cases: list[BenchCase] = list(every_case(options, comm.size))
+        self.places: list[Any] = comm.all_gather_object(machine.place(comm, self.bench.device))
+        self.record: dict[str, Any] = opening(options, self.places, machine.facts(comm, self.bench.device, self.places),
                                        records.words(arguments), records.environment(os.environ))
-        self.own = self.record["gpucoll"]
+        self.own: Any = self.record["gpucoll"]
         work = flags.run_cycles * len(self.cases) * sum(nbytes + BARRIER_BYTES for nbytes in options.sizes)
-        self.progress = ProgressBar(flags.progress if comm.rank == 0 else "off", work or None, sys.stderr)
+        self.progress: ProgressBar = ProgressBar(flags.progress if comm.rank == 0 else "off", work or None, sys.stderr)
         paths = {"json": flags.output_file, "csv": flags.csv}
         self._files = records.reserve_together(ranks_of(comm), {what: path for what, path in paths.items() if path})
         self._is_finished = False
@@ -58,7 +58,7 @@ class Run:
             fields = [field(self.comm, case, self.options, self.bench.device, peers) for case in self.cases]
             left = dict.fromkeys(itertools.chain(*(left_out for _, left_out in fields)))
             self.own["left_out"] = [one._asdict() for one in left]
-            self.several = max((sum(not one.peer for one in found) for found, _ in fields), default=1) > 1
+            self.several: bool = max((sum(not one.peer for one in found) for found, _ in fields), default=1) > 1
             self.say(table.header(self.options, machine.versions(self.own["machine"]), self.places))
             self.say(f"# Writing {what.upper()} output to {file.name}" for what, file in self._files.items())
             self.say([f"# {self.copy.bandwidth:.4g} GB/s are read and written while each rank copies "

@@ -15,7 +15,7 @@ class Watched(Adam):
     """Adam, recording the bytes kept by the rank at the step."""
 
     memory: Callable[[], Mapping[str, int]] | None = None  # returns the bytes kept; None: count the arrays here
-    kept = 0
+    kept: int = 0
 
     def step(self, parameters: Mapping[str, Any], gradients: Mapping[str, Any]) -> None:
         super().step(parameters, gradients)

@@ -41,7 +41,7 @@ FORMULAS = {
     "ParameterServer, the server": ("(P - 1) * b", "b + k")}
 
 
-def bytes_sent(comm: gc.Communicator, name: str, nbytes: int) -> Fraction:
+def bytes_sent(comm: gc.Communicator, name: Any, nbytes: int) -> Fraction:
     """Return the bytes of this rank's messages in the schedule that `auto` takes for a call."""
     chosen = comm.explain(name, nbytes).candidates[0]
     rounds = schedule(name, chosen["algorithm"], rank=comm.rank, size=comm.size, segments=chosen["segments"])

@@ -132,7 +132,7 @@ class ProgressBar:
 
     def __init__(self, style: str, total: int | None, stream: IO[str],
                  clock: Callable[[], float] = time.monotonic) -> None:
-        self.style = ("bar" if stream.isatty() else "lines") if style == "auto" else style
+        self.style: str = ("bar" if stream.isatty() else "lines") if style == "auto" else style
         self._total, self._stream, self._clock = total, stream, clock
         self._done, self._started, self._shown, self._is_drawn = 0, clock(), clock(), False
 

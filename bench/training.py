@@ -105,7 +105,7 @@ class TrainingStep:
         self._model = Perceptron(options.layers, options.width, batch)
         self._trainer = DataParallel(self._model.weights, comm, options.bucket_bytes)
         self._gradients = self._trainer.gradients
-        self.forward = self._model.forward
+        self.forward: Callable[[], None] = self._model.forward
 
     def compute(self) -> None:
         """Compute gradients without communication."""

@@ -40,13 +40,13 @@ class GpucollError(RuntimeError):
     default_code = "GC-BACKEND"
     # A settled error does not revoke the communicator. No message of the failed call is left under way: either all
     # ranks saw the error before data moved, or the error concerns a message already completed.
-    settled = False
+    settled: bool = False
     # The cause of an own error is on this rank alone: no other rank is asked to explain it.
     own = False
 
     def __init__(self, message: str, *, code: str | None = None, ranks: tuple[int, ...] = (),
                  settled: bool = False) -> None:
-        self.code = code or self.default_code
+        self.code: str = code or self.default_code
         self.ranks = ranks
         if settled:
             self.settled = True

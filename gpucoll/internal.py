@@ -43,7 +43,7 @@ from gpucoll.communicator.gpu import DeviceSpace, Gpu
 from gpucoll.communicator.metadata import Failure, Metadata, check_alike
 from gpucoll.communicator.points import PointMessage
 from gpucoll.core import parsing, toml
-from gpucoll.core.collectives import COLLECTIVES, Collective, collective
+from gpucoll.core.collectives import COLLECTIVES, Collective, CollectiveName, collective
 from gpucoll.core.dtypes import Dtype, are_whole, code_of, is_whole, numpy_dtype, row_of
 from gpucoll.core.forest import Forest, SpanningTree, turned
 from gpucoll.core.formats import FORMATS, Format, Values, format_of, magnitudes, nearest_code
@@ -180,7 +180,7 @@ def checked_message(comm: Communicator, name: str, tag: Any, **given: Any) -> Po
     return comm._points.message(name, tag, **given)
 
 
-def start_together(comm: Communicator, messages: Sequence[PointMessage]) -> list[Work]:
+def start_together(comm: Communicator, messages: Sequence[PointMessage]) -> list[Work[Any]]:
     """Start messages side by side, so that none waits for another; return their works."""
     return comm._points.start_together(messages)
 

@@ -42,7 +42,8 @@ class Segment:
     """
 
     def __init__(self, nbytes: int, *, shared: bool = True) -> None:
-        self.key, self._held = 0, 0  # the bytes reserved from the start
+        self.key: int = 0
+        self._held = 0  # the bytes reserved from the start
         # Without memfd_create the memory is private: `attach` by another process raises OSError.
         self._file = os.memfd_create("gpucoll") if shared and hasattr(os, "memfd_create") else -1
         # A segment dropped without `close` must not leak its file descriptor. No run at exit: the system closes files.
@@ -55,12 +56,13 @@ class Segment:
                 raise OSError(errno.ENOMEM, f"{nbytes} bytes are more than this machine has")
             if self._file >= 0:
                 os.ftruncate(self._file, nbytes)
-            self.row = _mapped(self._file, nbytes)
+            self.row: Array = _mapped(self._file, nbytes)
         except BaseException:
             self.close()
             raise
         self.key = next(_SERIALS) * _FILES + max(0, self._file)
-        self.start, self.nbytes = address(self.row), nbytes
+        self.start: int = address(self.row)
+        self.nbytes: int = nbytes
         _OWN[self.key] = self
 
     def reserve(self, start: int, stop: int) -> None:
@@ -161,8 +163,10 @@ class Block:
     """
 
     def __init__(self, slab: Slab, place: Extent) -> None:
-        self.slab, self.address, self.nbytes = slab, slab.start + place.start, place.nbytes
-        self.__array_interface__ = {"version": 3, "shape": (self.nbytes,), "typestr": "|u1",
+        self.slab: Slab = slab
+        self.address: Any = slab.start + place.start
+        self.nbytes: int = place.nbytes
+        self.__array_interface__: dict[str, Any] = {"version": 3, "shape": (self.nbytes,), "typestr": "|u1",
                                     "data": (self.address, False)}
 
 

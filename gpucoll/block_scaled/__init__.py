@@ -23,6 +23,7 @@ from gpucoll.errors import ArgumentError, ClosedError, DtypeError, GpucollError
 from gpucoll.internal import (
     FORMATS,
     Array,
+    Format,
     block_shape,
     check_alike,
     check_input,
@@ -124,7 +125,7 @@ class BlockScaledCollectives:
     def __init__(self, comm: Communicator, format: str) -> None:
         error: ArgumentError | None = None
         try:
-            self.format = format_of(format)
+            self.format: Format = format_of(format)
         except ArgumentError as found:
             error = found
         internal.all_gather_metadata(comm, {}, type(self).__name__, error)

@@ -40,7 +40,8 @@ from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.explanation import Explanation, on_topology
 from gpucoll.tuner.table import LinkCost, Shape, Table, as_json, facts, read, table_path
 
-EXECUTORS = {"cpu": ("shared", "hybrid", "mpi", "native"), "cuda": ("peer", "nccl", "native")}
+EXECUTORS: dict[str, tuple[str, ...]] = {"cpu": ("shared", "hybrid", "mpi", "native"),
+                                         "cuda": ("peer", "nccl", "native")}
 EXPLAINED_RANKS = 8  # default of --ranks
 # gpucoll's names by those of others.
 TEXTBOOK_NAMES = {other: name for name, others in

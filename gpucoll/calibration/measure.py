@@ -28,7 +28,9 @@ class HostRanks:
     """The ranks of a communicator without MPI, with mpi4py's names of the calls used to measure."""
 
     def __init__(self, comm: Communicator) -> None:
-        self._comm, self.rank, self.size = comm, comm.rank, comm.size
+        self._comm = comm
+        self.rank: int = comm.rank
+        self.size: int = comm.size
 
     def allgather(self, value: Any) -> list[Any]:
         return self._comm.all_gather_object(value)

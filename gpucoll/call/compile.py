@@ -130,7 +130,7 @@ class HostBackend:
 
     def __init__(self, link: Transport, timeout: float, asked: str | None, check: str | None) -> None:
         self._own = link.executor  # of a transport that carries out all calls itself
-        self.heap = Heap(link.place.size, functools.partial(reserved, shared=self._own is None))
+        self.heap: Heap = Heap(link.place.size, functools.partial(reserved, shared=self._own is None))
         shared, messages, native = (None, None, None) if self._own else _host_executors(link, timeout, asked, check)
         self._native = native
         there = (self._own, shared, messages, self._native)

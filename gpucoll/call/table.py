@@ -188,7 +188,7 @@ class Calls:
         self.engine: Any = None
         self.fast_path: Callable[..., Any] = not_known
         self.do: Callable[..., Any] = self.collective
-        self.group: list[Work] | None = None
+        self.group: list[Work[Any]] | None = None
         self.others: dict[str, Callable[..., Any]] = {}  # by name, calls that are made in another way
         # By device: only a call on the same device can wait for the kernels that still read the memory of its calls.
         self._compiled: dict[str, dict[tuple[CallRequest, str | None], Call]] = {}

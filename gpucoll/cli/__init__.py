@@ -18,7 +18,8 @@ from gpucoll.launch.ctrl_c import ended_well
 from gpucoll.launch.launchers import launched
 from gpucoll.version import __version__
 
-ARGUMENT_TYPES = {"ranks": size_range, "count": at_least(1), "number": at_least(0)}  # by the names in verbs.toml
+# By the names in verbs.toml.
+ARGUMENT_TYPES: dict[str, Callable[[str], Any]] = {"ranks": size_range, "count": at_least(1), "number": at_least(0)}
 
 
 def main(arguments: list[str] | None = None) -> int:

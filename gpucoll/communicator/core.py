@@ -9,15 +9,18 @@ from typing import Any, TypeVar
 
 from gpucoll.algorithms import registry
 from gpucoll.arrays import HOST, Space, is_borrowed, on_gpu, torch_stream
+from gpucoll.call.compile import HostBackend
 from gpucoll.call.table import Calls
 from gpucoll.communicator.gpu import FIRST_GPU_CALL, Gpu, make_gpu, offered
-from gpucoll.communicator.lifecycle import assemble
+from gpucoll.communicator.lifecycle import Lifecycle, assemble
 from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.communicator.transports import Transport
 from gpucoll.core.signature import Signature
 from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, RevokedError, UsageError
+from gpucoll.health.flight import CallRecord
 from gpucoll.launch.bootstrap import Options
+from gpucoll.progress.waits import Progress
 from gpucoll.tuner import Tuner, rules
 
 T = TypeVar("T")
@@ -37,16 +40,24 @@ class Core:
             import gpucoll.executors.nccl  # noqa: F401
 
             offered("emulated")
-        self.tuner = Tuner(link.place.nodes, link.table, options.prefer)
+        self.tuner: Tuner = Tuner(link.place.nodes, link.table, options.prefer)
         rules(options.prefer)  # raise for a wrong GPUCOLL_ALGO here, not at the first call
         if link.executor is not None and options.emulated:  # the transport's executor takes host arrays as they are
             options = options._replace(device=None)
-        self.link, self.options, self.emulated, self._ordinal = link, options, options.emulated, options.ordinal
-        self.rank, self.size = link.place.rank, link.place.size
-        self.life = life = assemble(link, options)
-        self.waits, self.host, self.gpus, self.record = life.waits, life.host, life.gpus, life.record
-        self.calls = Calls(self)
-        self.metadata = MetadataExchange(self)
+        self.link: Transport = link
+        self.options: Options = options
+        self.emulated: bool = options.emulated
+        self._ordinal = options.ordinal
+        self.rank: int = link.place.rank
+        self.size: int = link.place.size
+        life = assemble(link, options)
+        self.life: Lifecycle = life
+        self.waits: Progress = life.waits
+        self.host: HostBackend = life.host
+        self.gpus: dict[str, Gpu] = life.gpus
+        self.record: CallRecord = life.record
+        self.calls: Calls = Calls(self)
+        self.metadata: MetadataExchange = MetadataExchange(self)
         life.stop_calls = self.calls.stop
         life.releases.append(self.calls.close)
 

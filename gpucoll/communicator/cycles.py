@@ -57,11 +57,11 @@ class Cycles:
 
     def __init__(self, waits: Progress, rank: int, board: Callable[[], Any]) -> None:
         self._waits, self._rank, self._board = waits, rank, board
-        self._work: Work | None = None  # of the present wait
+        self._work: Work[Any] | None = None  # of the present wait
         self._next = 0.0  # when to look next
         self._shown_on: Any = None  # the board, while the wait is shown
 
-    def look(self, work: Work) -> None:
+    def look(self, work: Work[Any]) -> None:
         """Show a wait that lasts, and let it fail if it is part of a cycle."""
         now = time.monotonic()
         if work is not self._work:

@@ -51,8 +51,10 @@ class Gpu:
     """
 
     def __init__(self, device: Device, points: DeviceTransport, meet: Callable[[Gpu], None] | None = None) -> None:
-        self.device, self.points, self.meet = device, points, meet
-        self.order = StreamOrder(device)
+        self.device: Device = device
+        self.points: DeviceTransport = points
+        self.meet: Callable[[Gpu], None] | None = meet
+        self.order: StreamOrder = StreamOrder(device)
         self.made_executors: list[Executor] = []
         self._transport: DeviceTransport | None = None
         self.windows: Any = None  # symmetric memory for NCCL, if the program asks for it
@@ -212,8 +214,9 @@ class DeviceSpace(Space):
 
     def __init__(self, gpu: Gpu, stream: Stream, preparations: list[Callable[[Stream], None]] | None = None,
                  output: Output | None = None, *, borrows: bool = False) -> None:
-        self.gpu, self.stream = gpu, stream
-        self.device = gpu.device.name
+        self.gpu: Any = gpu
+        self.stream: Any = stream
+        self.device: str = gpu.device.name
         # Whether the arrays' memory may be reused in the order of another stream, if the program drops an array.
         self.borrows = borrows
         # Returns the stream to wait for an asynchronous call: the current one of the arrays' library (torch, CuPy).

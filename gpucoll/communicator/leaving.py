@@ -37,7 +37,7 @@ MESSAGE_WAITS = ("send", "recv", "sendrecv", "probe")  # the names of waits for 
 TRANSPORT_CODES = ("GC-BACKEND", "GC-MEMORY")  # codes of errors of the transport: other ranks may be the reason
 REASON = 100  # characters of an exception's text that are told to the other ranks
 
-log = logging.getLogger("gpucoll")
+log: logging.Logger = logging.getLogger("gpucoll")
 
 
 class BlockLeft(UsageError):
@@ -48,7 +48,8 @@ class Leaving:
     """The end of one communicator: `place` is where the program leaves, `awaited` the ranks awaited in `close`."""
 
     def __init__(self, life: Lifecycle) -> None:
-        self._life, self._rank, self.place = life, life.link.place.rank, ""
+        self._life, self._rank = life, life.link.place.rank
+        self.place: str = ""
         self.awaited: Callable[[], set[int]] | None = None
         self._sent: Sent | None = None  # the farewell of a rank that closes
         self._away: Sent | None = None  # told here while the rank waits elsewhere, in `close` or `from_mpi`

@@ -51,10 +51,14 @@ class Lifecycle:
     `releases` later, with whether a rank has failed.
     """
 
-    # `is_forked`: this is a fork's child, and the links belong to the parent. `regroups`: this rank goes on in another
-    # communicator after a failure. `meets`: it waits for all others to make something together.
-    closed = has_aborted = is_released = is_forked = regroups = meets = False
-    refused = (0, 0), 0  # the numbers of calls at the last refusal, and the number of refusals in a row
+    closed: bool = False
+    has_aborted: bool = False
+    is_released: bool = False
+    is_forked: bool = False  # this is a fork's child, and the links belong to the parent
+    regroups: bool = False  # this rank goes on in another communicator after a failure
+    meets: bool = False  # this rank waits for all others to make something together
+    # The numbers of calls at the last refusal, and the number of refusals in a row.
+    refused: tuple[tuple[int, int], int] = (0, 0), 0
     preflight: Preflight | DeferredOnNode | None = None  # read by the guard in every wait
     observers: Sequence[CallObserver] = ()  # that the user asked for
     exporter: Exporter | None = None
@@ -62,20 +66,23 @@ class Lifecycle:
     _unfinished: GpucollError | None = None  # of a call on a GPU, found by `close`
 
     def __init__(self, link: Transport, options: Options, waits: Progress, host: HostBackend) -> None:
-        self.link, self.options, self.waits, self.host = link, options, waits, host
+        self.link: Transport = link
+        self.options: Options = options
+        self.waits: Progress = waits
+        self.host: HostBackend = host
         self.gpus: dict[str, Gpu] = {}
         self._watches: list[DeviceWatch] = []
-        self.record = CallRecord(host.counters)
+        self.record: CallRecord = CallRecord(host.counters)
         self.stop_calls: Callable[[], None] = lambda: None
         self.releases: list[Callable[[bool], None]] = []
         # Returns in words the messages that a rank waits for.
         self.waits_for_messages: Callable[[int], str] = lambda rank: ""
         # Ends waits for ranks that go no further.
-        self.guard = Guard(link.place.rank, link.processes, self._awaited, self._progress, link.farewells,
+        self.guard: Guard = Guard(link.place.rank, link.processes, self._awaited, self._progress, link.farewells,
                            lambda: waits.waits_since, position=self.position, last=self.last_call,
                            needs_all=lambda: waits.message_wait.work is None,
                            messages=lambda rank: self.waits_for_messages(rank), shown=host.shown_culprit)
-        self.leaving = Leaving(self)
+        self.leaving: Leaving = Leaving(self)
         waits.enter, waits.has_ended = link.enter, link.has_ended
         waits.on_delay, waits.on_failure = self.record.delayed, self.abort
         waits.blame, waits.describe, waits.explain = self.guard.blame, self.guard.describe, self._explain

@@ -63,30 +63,30 @@ class MpiLink(Transport):
                     made.Revoke()  # a rank has died: wake the ranks that still meet
             raise
         self.base = self.base or self.mpi
-        self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        self.has_ended = MPI.Is_finalized
-        self.foreign = (MPI.Exception, OverflowError, WireError)
+        self.threads: bool = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self.has_ended: Callable[[], bool] = MPI.Is_finalized
+        self.foreign: tuple[type[Exception], ...] = (MPI.Exception, OverflowError, WireError)
         self._farewells = {}
 
     def _meet(self, mpi: MPI.Intracomm, table: Table | None) -> None:
         # Two duplicates: messages of users and of executors must never match.
-        self.mpi = _by_mpi(mpi.Dup)
-        self.points = TypedMessages(self.mpi)
+        self.mpi: Any = _by_mpi(mpi.Dup)
+        self.points: TypedMessages = TypedMessages(self.mpi)
         self.wire = _by_mpi(mpi.Dup)
-        self.place = _by_mpi(lambda: bootstrap.place(self.mpi))
-        self.gpu_index = bootstrap.gpu_index(self.place)
+        self.place: RankTopology = _by_mpi(lambda: bootstrap.place(self.mpi))
+        self.gpu_index: int = bootstrap.gpu_index(self.place)
         everyone = self.mpi.allgather((os.getpid(), process_namespace(), secrets.token_hex(16)))
         # Processes on other hosts, or in other containers, have no descriptors here: `Watch` sees their end.
         seen = visible((process, namespace) for process, namespace, _ in everyone)
         watch = None if len(seen) == mpi.size else Watch(self.mpi, self.place.nodes)
-        self.processes = Processes(seen, watch)
+        self.processes: Processes = Processes(seen, watch)
         # Without MPI, ranks of several hosts meet where they have met for the watch, if all of them have.
         host = "" if max(self.place.nodes) == 0 else watch.host if watch is not None else None
         if host is not None:
             lineage = first_lineage(everyone[0][2])
             self.members = membership(mpi.rank, self.mpi.allgather(offer(lineage, host)), lineage, host)
         # All ranks must choose alike, also on unlike hosts: the table of rank 0 decides.
-        self.table = table or by_first_rank(self.mpi, load)
+        self.table: Table = table or by_first_rank(self.mpi, load)
 
     def split(self, color: int | None, key: int) -> MpiLink | None:
         from mpi4py import MPI
@@ -143,7 +143,8 @@ class StoreLink(Transport):
                  needs_ucx: bool = False, by_ucx: bool = False) -> None:
         self._store, self._name, self._timeout, self._needs_ucx, self._by_ucx = store, name, timeout, needs_ucx, by_ucx
         self.foreign = (*store.foreign, WireError)
-        self.mpi = self._ranks = StoreRanks(store, f"{name}/ranks", rank, size, timeout, numbers)
+        self.mpi: Any = StoreRanks(store, f"{name}/ranks", rank, size, timeout, numbers)
+        self._ranks = self.mpi
         with contextlib.ExitStack() as undo:  # if a rank dies while the ranks meet
             self._meet(rank, lineage or first_lineage(), undo)
             undo.pop_all()
@@ -157,19 +158,19 @@ class StoreLink(Transport):
         table = load(by_mpi=False) if rank == 0 else built_in()
         told = None if table is built_in() else (table.source, as_json(table).decode())
         everyone = self.mpi.allgather((os.getpid(), process_namespace(), socket.gethostname(), mine, told))
-        self.place = RankTopology.of(rank, [namespace or host for _, namespace, host, *_ in everyone])
+        self.place: RankTopology = RankTopology.of(rank, [namespace or host for _, namespace, host, *_ in everyone])
         self.members = membership(rank, [one[3] for one in everyone], lineage, store.host)
         seen = visible((process, namespace) for process, namespace, *_ in everyone)
-        self.processes = Processes(seen)
+        self.processes: Processes = Processes(seen)
         forget.pop_all()
         undo.callback(self.forget)
-        self.gpu_index = bootstrap.gpu_index(self.place)
+        self.gpu_index: int = bootstrap.gpu_index(self.place)
         # Processes on other hosts, or in other containers, have no descriptors here: `Watch` sees their end.
         if len(seen) < size:
             self.processes.watch = Watch(self.mpi, self.place.nodes, store, self._name)
         # All ranks must choose alike, also on unlike hosts: the table of rank 0 decides.
         source, text = everyone[0][4] or ("", "")
-        self.table = parse(source, text.encode()) if text else built_in()
+        self.table: Table = parse(source, text.encode()) if text else built_in()
         self._farewells = {}
         self.wire, self.points = self._carriers()
 
@@ -179,7 +180,8 @@ class StoreLink(Transport):
             carriers = ucx.messages(self.mpi, self._name)
             if not isinstance(carriers, dict):
                 # A part of the ranks uses the same carrier, also on one host.
-                self.carrier, self._by_ucx = "ucx", True
+                self.carrier: str = "ucx"
+                self._by_ucx = True
                 self.foreign = (*self.foreign, ucx.library()[0].UcxError)
                 return carriers
             if self._needs_ucx:
@@ -225,12 +227,16 @@ class ThreadHub:
     """State shared by the threads of one `init_local`: mail, a store, parts, and the ranks that have left."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.mail, self.store = size, (Mailbox(), Mailbox()), MemoryStore()
+        self.size: int = size
+        self.mail: tuple[Mailbox, Mailbox] = (Mailbox(), Mailbox())
+        self.store: MemoryStore = MemoryStore()
         self.used: dict[int, Callable[[], set[int]]] = {}  # by rank, see `LocalLink.used_by`
-        self.processes = RankThreads(self.used)
-        self.changed = threading.Condition()  # guards the fields below; notified when a rank leaves or survives
+        self.processes: RankThreads = RankThreads(self.used)
+        # Guards the fields below; notified when a rank leaves or survives.
+        self.changed: threading.Condition = threading.Condition()
         self.parts: dict[str, tuple[ThreadHub, set[int]]] = {}  # by name, with the ranks still to come
-        self.complete = weakref.WeakValueDictionary[str, ThreadHub]()  # the parts to which all ranks have come
+        # The parts to which all ranks have come.
+        self.complete: weakref.WeakValueDictionary[str, ThreadHub] = weakref.WeakValueDictionary()
         self.releases: list[Callable[[bool], None]] = []  # of the ranks that have left
         self.has_failed = False
         self.left: set[int] = set()
@@ -248,7 +254,8 @@ class LocalLink(Transport):
     def __init__(self, rank: int, hub: ThreadHub, timeout: float) -> None:
         ranks = StoreRanks(hub.store, "splits", rank, hub.size, timeout)
         super().__init__(rank, ["here"] * hub.size, ranks, *(ThreadMessages(rank, mail) for mail in hub.mail))
-        self.mpi, self.processes = None, hub.processes
+        self.mpi: Any = None
+        self.processes: RankThreads = hub.processes
         self._hub, self._timeout = hub, timeout
 
     @classmethod

@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
 from gpucoll.call.table import CallOptions, Key
 from gpucoll.communicator import elastic, objects, overloads
@@ -21,12 +21,14 @@ from gpucoll.communicator.elastic import NEWCOMER_TIMEOUT, same_options
 from gpucoll.communicator.extrema import located
 from gpucoll.communicator.lifecycle import tell_meeting
 from gpucoll.communicator.links import MpiLink
+from gpucoll.communicator.overloads import Shown
 from gpucoll.communicator.persistent import PersistentCall, planned
 from gpucoll.communicator.points import ANY_SOURCE, ANY_TAG, PointToPoint, Status
 from gpucoll.communicator.ragged import VectorVariants
 from gpucoll.communicator.scatter import scatter
 from gpucoll.communicator.symmetric import SymmetricHeaps
 from gpucoll.communicator.transports import Transport
+from gpucoll.core.collectives import CollectiveName
 from gpucoll.errors import RankFailedError, UsageError
 from gpucoll.health.farewell import Farewell, Sent, Why
 from gpucoll.health.flight import Stats
@@ -74,9 +76,9 @@ class Communicator:
                 with contextlib.suppress(*link.foreign):  # the store may have ended with its host
                     Sent(link.wire, others, Farewell(Why.FAILED, (culprit,), words=words)).abandon()
             raise
-        self.options = core.options
+        self.options: bootstrap.Options = core.options
         self.mpi: Any = link.mpi if link.has_collectives else None
-        self.address = None if link.members is None else regroup.text_of(link.members.address)
+        self.address: str | None = None if link.members is None else regroup.text_of(link.members.address)
         self._core, self._calls, self._memory = core, core.calls, SymmetricHeaps(core)
         self._points = PointToPoint(core)
         self._blocks = VectorVariants(core)
@@ -130,16 +132,19 @@ class Communicator:
         tell_meeting(mpi)
         return cls(same_options(MpiLink(mpi, wanted.timeout), wanted), wanted)
 
-    rank = property(lambda self: self._core.link.place.rank, doc="This rank, 0 .. size - 1.")
-    size = property(lambda self: self._core.link.place.size, doc="The number of ranks.")
-    local_rank = property(lambda self: self._core.link.place.local_rank, doc="This rank's number on its node.")
-    local_size = property(lambda self: self._core.link.place.local_size, doc="How many ranks this node has.")
-    node = property(lambda self: self._core.link.place.node, doc="This rank's node, 0 .. nodes - 1.")
-    nodes = property(lambda self: max(self._core.link.place.nodes) + 1, doc="How many nodes there are.")
-    timeout = property(lambda self: self.options.timeout, doc="Seconds: the deadline of every wait.")
-    check = property(lambda self: self.options.check, doc="full, deferred, off, or None for the default.")
-    executor = property(lambda self: self.options.executor, doc="The executor asked for, or None.")
-    closed = property(lambda self: self._core.life.closed, doc="Whether this communicator was closed.")
+    rank: Shown[int] = property(lambda self: self._core.link.place.rank, doc="This rank, 0 .. size - 1.")
+    size: Shown[int] = property(lambda self: self._core.link.place.size, doc="The number of ranks.")
+    local_rank: Shown[int] = property(lambda self: self._core.link.place.local_rank,
+                                      doc="This rank's number on its node.")
+    local_size: Shown[int] = property(lambda self: self._core.link.place.local_size,
+                                      doc="How many ranks this node has.")
+    node: Shown[int] = property(lambda self: self._core.link.place.node, doc="This rank's node, 0 .. nodes - 1.")
+    nodes: Shown[int] = property(lambda self: max(self._core.link.place.nodes) + 1, doc="How many nodes there are.")
+    timeout: Shown[float] = property(lambda self: self.options.timeout, doc="Seconds: the deadline of every wait.")
+    check: Shown[str | None] = property(lambda self: self.options.check,
+                                        doc="full, deferred, off, or None for the default.")
+    executor: Shown[str | None] = property(lambda self: self.options.executor, doc="The executor asked for, or None.")
+    closed: Shown[bool] = property(lambda self: self._core.life.closed, doc="Whether this communicator was closed.")
 
     def _over(self, link: Transport) -> Communicator:
         """Return a communicator of the ranks joined by `link`, with the options of this communicator."""
@@ -1613,7 +1618,8 @@ class Communicator:
 
     # ---------------------------------------------------------------------------------------- planned calls and memory
 
-    def plan(self, collective: str, x: Any = None, out: Any = None, **options: Any) -> PersistentCall:
+    def plan(self, collective: CollectiveName | Literal["send", "recv", "sendrecv"], x: Any = None, out: Any = None,
+             **options: Any) -> PersistentCall:
         """Return a callable that repeats `collective` on `x` and `out`; executor and algorithm are chosen once.
 
         If `out` is None, the result is allocated once. The callable keeps the arrays; their content may change between
@@ -1762,7 +1768,8 @@ class Communicator:
 
     # ---------------------------------------------------------------------------------------- explanations and figures
 
-    def explain(self, collective: str, nbytes: int, dtype: Any = "float32", device: str | None = None) -> Explanation:
+    def explain(self, collective: CollectiveName, nbytes: int, dtype: Any = "float32",
+                device: str | None = None) -> Explanation:
         """Return why ``algorithm="auto"`` chooses its algorithm for `nbytes` bytes.
 
         A reduction is a sum. The result prints as a table and is a dictionary. After calls of about this size on host

@@ -7,9 +7,10 @@ a `Work`. `Blocking` and `Starting` are the options of a collective. At run time
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, Required, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Literal, Never, Protocol, Required, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
 from gpucoll.communicator.points import ANY_SOURCE, ANY_TAG, Status
+from gpucoll.core.ops import Op, OpName, ReduceOp
 from gpucoll.progress.operations import Work
 
 
@@ -24,6 +25,7 @@ A = TypeVar("A", bound=ArrayLike)
 O = TypeVar("O")  # noqa: E741 (the result)
 C = TypeVar("C", covariant=True)
 Counts: TypeAlias = Sequence[int] | None
+AnyOp: TypeAlias = OpName | ReduceOp | Op | Callable[..., Any]  # called: an op of mpi4py, a function of NumPy
 
 
 class Blocking(TypedDict, total=False):
@@ -46,26 +48,33 @@ class Reducing(Protocol):
     """The type of all_reduce, reduce_scatter, scan, exscan."""
 
     @overload
-    def __call__(self, x: A, out: None = None, op: Any = "sum", *, dtype: Any = None, **how: Unpack[Blocking]) -> A: ...
+    def __call__(self, x: A, out: None = None, op: AnyOp = "sum", *, dtype: Any = None,
+                 **how: Unpack[Blocking]) -> A: ...
     @overload
-    def __call__(self, x: Any, out: O, op: Any = "sum", *, dtype: Any = None, **how: Unpack[Blocking]) -> O: ...
+    def __call__(self, x: Any, out: O, op: AnyOp = "sum", *, dtype: Any = None, **how: Unpack[Blocking]) -> O: ...
     @overload
-    def __call__(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None,
-                 **how: Unpack[Starting]) -> Work: ...
+    def __call__(self, x: A, out: None = None, op: AnyOp = "sum", *, dtype: Any = None,
+                 **how: Unpack[Starting]) -> Work[A]: ...
+    @overload
+    def __call__(self, x: Any, out: Any = None, op: AnyOp = "sum", *, dtype: Any = None,
+                 **how: Unpack[Starting]) -> Work[Any]: ...
 
 
 class ReducingToRoot(Protocol):
     """The type of reduce: None on other ranks than the root."""
 
     @overload
-    def __call__(self, x: A, out: None = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
+    def __call__(self, x: A, out: None = None, op: AnyOp = "sum", root: int = 0, *, dtype: Any = None,
                  **how: Unpack[Blocking]) -> A | None: ...
     @overload
-    def __call__(self, x: Any, out: O, op: Any = "sum", root: int = 0, *, dtype: Any = None,
+    def __call__(self, x: Any, out: O, op: AnyOp = "sum", root: int = 0, *, dtype: Any = None,
                  **how: Unpack[Blocking]) -> O | None: ...
     @overload
-    def __call__(self, x: Any, out: Any = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
-                 **how: Unpack[Starting]) -> Work: ...
+    def __call__(self, x: A, out: None = None, op: AnyOp = "sum", root: int = 0, *, dtype: Any = None,
+                 **how: Unpack[Starting]) -> Work[A | None]: ...
+    @overload
+    def __call__(self, x: Any, out: Any = None, op: AnyOp = "sum", root: int = 0, *, dtype: Any = None,
+                 **how: Unpack[Starting]) -> Work[Any]: ...
 
 
 class Moving(Protocol):
@@ -76,7 +85,9 @@ class Moving(Protocol):
     @overload
     def __call__(self, x: Any, out: O, **how: Unpack[Blocking]) -> O: ...
     @overload
-    def __call__(self, x: Any, out: Any = None, **how: Unpack[Starting]) -> Work: ...
+    def __call__(self, x: A, out: None = None, **how: Unpack[Starting]) -> Work[A]: ...
+    @overload
+    def __call__(self, x: Any, out: Any = None, **how: Unpack[Starting]) -> Work[Any]: ...
 
 
 class MovingToRoot(Protocol):
@@ -87,7 +98,9 @@ class MovingToRoot(Protocol):
     @overload
     def __call__(self, x: Any, out: O, root: int = 0, **how: Unpack[Blocking]) -> O | None: ...
     @overload
-    def __call__(self, x: Any, out: Any = None, root: int = 0, **how: Unpack[Starting]) -> Work: ...
+    def __call__(self, x: A, out: None = None, root: int = 0, **how: Unpack[Starting]) -> Work[A | None]: ...
+    @overload
+    def __call__(self, x: Any, out: Any = None, root: int = 0, **how: Unpack[Starting]) -> Work[Any]: ...
 
 
 class Overwriting(Protocol):
@@ -96,7 +109,7 @@ class Overwriting(Protocol):
     @overload
     def __call__(self, x: O, root: int = 0, **how: Unpack[Blocking]) -> O: ...
     @overload
-    def __call__(self, x: Any, root: int = 0, **how: Unpack[Starting]) -> Work: ...
+    def __call__(self, x: O, root: int = 0, **how: Unpack[Starting]) -> Work[O]: ...
 
 
 class GatheringBlocks(Protocol):
@@ -107,7 +120,9 @@ class GatheringBlocks(Protocol):
     @overload
     def __call__(self, x: Any, out: O, counts: Counts = None, **how: Unpack[Blocking]) -> O: ...
     @overload
-    def __call__(self, x: Any, out: Any = None, counts: Counts = None, **how: Unpack[Starting]) -> Work: ...
+    def __call__(self, x: A, out: None = None, counts: Counts = None, **how: Unpack[Starting]) -> Work[list[A]]: ...
+    @overload
+    def __call__(self, x: Any, out: Any = None, counts: Counts = None, **how: Unpack[Starting]) -> Work[Any]: ...
 
 
 class GatheringBlocksToRoot(Protocol):
@@ -122,8 +137,11 @@ class GatheringBlocksToRoot(Protocol):
     def __call__(self, x: Any, root: int = 0, *, out: O, counts: Counts = None,
                  **how: Unpack[Blocking]) -> O | None: ...
     @overload
+    def __call__(self, x: A, root: int = 0, out: None = None, counts: Counts = None,
+                 **how: Unpack[Starting]) -> Work[list[A] | None]: ...
+    @overload
     def __call__(self, x: Any, root: int = 0, out: Any = None, counts: Counts = None,
-                 **how: Unpack[Starting]) -> Work: ...
+                 **how: Unpack[Starting]) -> Work[Any]: ...
 
 
 class ScatteringBlocks(Protocol):
@@ -136,7 +154,7 @@ class ScatteringBlocks(Protocol):
     @overload
     def __call__(self, xs: Any, root: int = 0, *, out: O, **how: Unpack[Blocking]) -> O: ...
     @overload
-    def __call__(self, xs: Any, root: int = 0, *, out: Any = None, **how: Unpack[Starting]) -> Work: ...
+    def __call__(self, xs: Any, root: int = 0, *, out: Any = None, **how: Unpack[Starting]) -> Work[Any]: ...
 
 
 class ExchangingBlocks(Protocol):
@@ -147,21 +165,26 @@ class ExchangingBlocks(Protocol):
     @overload
     def __call__(self, xs: Any, out: O, **how: Unpack[Blocking]) -> O: ...
     @overload
-    def __call__(self, xs: Any, out: Any = None, **how: Unpack[Starting]) -> Work: ...
+    def __call__(self, xs: Sequence[A], out: None = None, **how: Unpack[Starting]) -> Work[list[A]]: ...
+    @overload
+    def __call__(self, xs: Any, out: Any = None, **how: Unpack[Starting]) -> Work[Any]: ...
 
 
 class ReducingBlocks(Protocol):
     """The type of reduce_scatter_v."""
 
     @overload
-    def __call__(self, x: A, counts: Sequence[int], op: Any = "sum", *, out: None = None, dtype: Any = None,
+    def __call__(self, x: A, counts: Sequence[int], op: AnyOp = "sum", *, out: None = None, dtype: Any = None,
                  **how: Unpack[Blocking]) -> A: ...
     @overload
-    def __call__(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: O, dtype: Any = None,
+    def __call__(self, x: Any, counts: Sequence[int], op: AnyOp = "sum", *, out: O, dtype: Any = None,
                  **how: Unpack[Blocking]) -> O: ...
     @overload
-    def __call__(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: Any = None, dtype: Any = None,
-                 **how: Unpack[Starting]) -> Work: ...
+    def __call__(self, x: A, counts: Sequence[int], op: AnyOp = "sum", *, out: None = None, dtype: Any = None,
+                 **how: Unpack[Starting]) -> Work[A]: ...
+    @overload
+    def __call__(self, x: Any, counts: Sequence[int], op: AnyOp = "sum", *, out: Any = None, dtype: Any = None,
+                 **how: Unpack[Starting]) -> Work[Any]: ...
 
 
 class Receiving(Protocol):
@@ -171,8 +194,8 @@ class Receiving(Protocol):
     def __call__(self, out: O, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *,
                  async_op: Literal[False] = False) -> O: ...
     @overload
-    def __call__(self, out: Any, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *,
-                 async_op: Literal[True]) -> Work: ...
+    def __call__(self, out: O, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *,
+                 async_op: Literal[True]) -> Work[O]: ...
 
 
 class Probing(Protocol):
@@ -186,10 +209,13 @@ class Probing(Protocol):
     def __call__(self, src: int, tag: int, status: O) -> O: ...
 
 
-class _Method(Protocol[C]):
-    def __get__(self, instance: Any, owner: Any = None) -> C: ...
+class Shown(Protocol[C]):
+    """A method or a property, by the type that an instance shows."""
+
+    def __get__(self, instance: Any, owner: Any = None, /) -> C: ...
+    def __set__(self, instance: Any, value: Never, /) -> None: ...
 
 
-def shaped(shape: type[C]) -> Callable[[Callable[..., Any]], _Method[C]]:
+def shaped(shape: type[C]) -> Callable[[Callable[..., Any]], Shown[C]]:
     """Give the decorated method the type `shape`."""
-    return lambda method: cast(_Method[C], method)
+    return lambda method: cast(Shown[C], method)

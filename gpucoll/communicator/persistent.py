@@ -16,7 +16,8 @@ from gpucoll.errors import BackendError
 if TYPE_CHECKING:
     from gpucoll.communicator.methods import Communicator
 
-MESSAGE_ENDS = {"send": ("x", "dst"), "recv": ("out", "src", "status"), "sendrecv": ("x", "out", "dst", "src")}
+MESSAGE_ENDS: dict[str, tuple[str, ...]] = {
+    "send": ("x", "dst"), "recv": ("out", "src", "status"), "sendrecv": ("x", "out", "dst", "src")}
 WITH_METADATA = ("scatter",)  # collectives with an exchange of shapes in every call
 
 
@@ -30,7 +31,9 @@ class PersistentCall:
     def __init__(self, call: Callable[[], Any], result: Any, executor: str | None, algorithm: str | None,
                  fast_path: Callable[[], Any] = not_known, *, keep: object = None) -> None:
         self._call, self._fast_path, self._kept = call, fast_path, keep
-        self.result, self.executor, self.algorithm = result, executor, algorithm
+        self.result: Any = result
+        self.executor: str | None = executor
+        self.algorithm: str | None = algorithm
 
     def __call__(self) -> Any:
         """Repeat the collective and return the result; a collective call."""

@@ -14,7 +14,7 @@ import numpy
 from gpucoll.arrays import HOST, Array, Space, Target, address, check_input, check_writable, flat, overlap, target
 from gpucoll.communicator.core import Core
 from gpucoll.communicator.cycles import Cycles
-from gpucoll.communicator.gpu import DeviceSpace
+from gpucoll.communicator.gpu import Completion, DeviceSpace
 from gpucoll.communicator.transports import Transport
 from gpucoll.core.dtypes import CODES, code_of, is_whole
 from gpucoll.device import NO_CAPTURE, GroupPart
@@ -77,7 +77,9 @@ class Status:
     """
 
     def __init__(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, count: int = 0) -> None:
-        self.source, self.tag, self.count = source, tag, count
+        self.source: int = source
+        self.tag: int = tag
+        self.count: int = count
 
     def __repr__(self) -> str:
         return f"Status(source={self.source}, tag={self.tag}, count={self.count})"
@@ -125,7 +127,7 @@ class Batch:
         self._sends: list[GroupPart] = []
         self._receives: list[GroupPart] = []
         self.ends: list[End] = []
-        self.completion = space.completion()
+        self.completion: Completion | None = space.completion()
 
     def add(self, message: PointMessage) -> None:
         """Add a message, perhaps on another stream. Messages between two ranks match in the order of these calls."""
@@ -329,7 +331,7 @@ class PointToPoint:
             raise ArgumentError(f"{name}: x and out overlap; pass another array", code="GC-OVERLAP")
         return PointMessage(name, given, to, taken, came, tagged, out, space)
 
-    def in_group(self, message: PointMessage, group: list[Work]) -> Work:
+    def in_group(self, message: PointMessage, group: list[Work[Any]]) -> Work[Any]:
         # GPU messages of a group form one transport group: enqueued singly, one could wait for another for ever.
         if isinstance(message.space, DeviceSpace):
             if self._batch is None:
@@ -345,7 +347,7 @@ class PointToPoint:
         group.append(work)
         return work
 
-    def start_together(self, messages: Sequence[PointMessage], *, overlaps: bool = True) -> list[Work]:
+    def start_together(self, messages: Sequence[PointMessage], *, overlaps: bool = True) -> list[Work[Any]]:
         """Start messages together; if they overlap with the current stream of a GPU, in a stream of their own."""
         if not messages:
             return []
@@ -366,7 +368,7 @@ class PointToPoint:
             work.operation = end_of(works[0])
         return [self._core.waits.start(work) for work in works]
 
-    def _host_work(self, message: PointMessage) -> Work:
+    def _host_work(self, message: PointMessage) -> Work[Any]:
         state: State = [(), ()]
         sent = None if message.given is None else self._send(message.given, message.to, message.tag, state)
         received = None if message.taken is None else self._recv(message, message.taken, state)
@@ -481,7 +483,7 @@ def ends_of(state: State, x: Any, dst: int, out: Any, src: int | None, tag: int 
     return received if x is None else (*received, End("send", dst, tag, x.nbytes, state))
 
 
-def awaiting(work: Work, *ends: End) -> Work:
+def awaiting(work: Work[Any], *ends: End) -> Work[Any]:
     """Return `work`, known from now on to wait for these messages: a message that ends soon needs no such words."""
     work.ends = ends
     return work
@@ -514,7 +516,7 @@ def pieces_of(row: Array) -> list[Array]:
     return [everything[start:start + MAX_MESSAGE] for start in range(0, len(everything), MAX_MESSAGE)] or [everything]
 
 
-def end_of(work: Work) -> Operation:
+def end_of(work: Work[Any]) -> Operation:
     yield work.is_enqueued
     if work.error is not None:
         raise work.error

@@ -87,15 +87,24 @@ class Transport:
     _splits = 0
 
     def __init__(self, rank: int, hosts: Sequence[Hashable], ranks: Any, wire: Any, points: Any) -> None:
-        self.place = RankTopology.of(rank, hosts)
-        self.mpi, self.wire, self.points = ranks, wire, points
+        self.place: RankTopology = RankTopology.of(rank, hosts)
+        self.mpi = ranks
+        self.wire: Any = wire
+        self.points: Any = points
         self._ranks = ranks  # gathers the colors of a split
-        self.processes = Processes({})  # of the ranks of this host, if their ends can be seen
+        self.processes: Processes = Processes({})  # of the ranks of this host, if their ends can be seen
         self.table: Table = built_in()  # tuning table for "auto", the same on every rank
         self._farewells: dict[int, Farewell] = {}
 
-    rank = property(lambda self: self.place.rank, doc="This rank.")
-    size = property(lambda self: self.place.size, doc="The number of ranks.")
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.place.rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self.place.size
 
     def part(self, name: str, ranks: Sequence[int]) -> Transport:
         """Return the transport of this rank in a part of the ranks, in their new order.

@@ -25,7 +25,7 @@ class Windows:
             raise BackendError(f"nccl: windows: NCCL {version()} has none, NCCL {WINDOWS_SINCE} has", code="GC-NCCL")
         self._nccl = nccl
         self._slab: Slab = None  # the newest slab, not yet a window
-        self.heap = device.new_heap(nccl.size, order, allocate, free)
+        self.heap: Any = device.new_heap(nccl.size, order, allocate, free)
 
     def export(self, slab: Slab) -> list[int]:
         """Return the key of a new slab; `reach` makes the slab a window once every rank has one."""

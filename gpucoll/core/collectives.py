@@ -61,6 +61,9 @@ _ARRAY, _BLOCKS = Side(), Side(blocks=True)
 _ROOT, _ROOTS_BLOCKS, _NOWHERE = Side(where="root"), Side(blocks=True, where="root"), Side(where="nowhere")
 _SHARE = "(P - 1) / P"
 
+CollectiveName = Literal[
+    "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "scan",
+    "exscan", "all_gather_v", "gather_v", "scatter_v", "reduce_scatter_v", "all_to_all_v", "barrier"]
 COLLECTIVES: dict[str, Collective] = {
     row.name: row._replace(blocks=row.input.blocks or row.output.blocks)
     for row in (

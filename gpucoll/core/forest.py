@@ -69,8 +69,10 @@ class Forest:
     """
 
     def __init__(self, trees: Iterable[Sequence[object]], segments: int, *, has_blocks: bool = True) -> None:
-        self.trees = [SpanningTree(*tree) for tree in trees]  # type: ignore[arg-type] # literals of a file
-        self.segments, self.has_blocks = segments, has_blocks
+        self.trees: list[SpanningTree] = [
+            SpanningTree(*tree) for tree in trees]  # type: ignore[arg-type] # literals of a file
+        self.segments: int = segments
+        self.has_blocks: bool = has_blocks
         self._heights: list[int] = []
         self._inner: list[set[int]] = []  # the ranks with children
         # For each rank its edges: tree, parent, child, and the depth of the child. A rank looks at no other edges.
@@ -83,15 +85,15 @@ class Forest:
                 edge = number, parent, child, depths[child]
                 self._edges[parent].append(edge)
                 self._edges[child].append(edge)
-        self.height = max(self._heights)
+        self.height: int = max(self._heights)
         first: dict[int, int] = collections.defaultdict(int)
         self._offsets: list[int] = []  # of each tree's share in a segment of the block, or of the array
         for tree in self.trees:
             block = tree.root if has_blocks else 0
             self._offsets.append(first[block])
             first[block] += tree.share
-        self.shares = max(first.values())  # chunks of a segment
-        self.chunks = self.shares * segments * len(first)
+        self.shares: int = max(first.values())  # chunks of a segment
+        self.chunks: int = self.shares * segments * len(first)
 
     @property
     def links(self) -> dict[tuple[int, int], int]:

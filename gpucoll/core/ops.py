@@ -41,6 +41,7 @@ _ALL = ("bool", "int", "float", "complex")
 _REAL = ("bool", "int", "float")
 _BITS = ("bool", "int")
 
+OpName = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor"]
 OPS: dict[str, Op] = {
     row.name: row
     for row in (

@@ -35,9 +35,12 @@ class Transfers:
 
     def __init__(self, collective: str, size: int, per_block: int, steps: Sequence[Iterable[PieceMessage]],
                  combining: int = 0) -> None:
-        self.collective, self.size, self.per_block, self.combining = collective, size, per_block, combining
-        self.steps = [sorted(step) for step in steps]
-        self.chunks = size * per_block
+        self.collective: str = collective
+        self.size: int = size
+        self.per_block: int = per_block
+        self.combining: int = combining
+        self.steps: list[list[PieceMessage]] = [sorted(step) for step in steps]
+        self.chunks: int = size * per_block
         self._scratch = [self._slots(rank) for rank in range(size)]
         self._begun = {(rank, piece): number for number in reversed(range(combining))
                        for piece, _, rank in self.steps[number]}  # the first step with a contribution

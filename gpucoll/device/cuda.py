@@ -58,17 +58,19 @@ class CudaDevice:
     # bytes.
     staging = 1 << 24
     asynchronous = True  # whether enqueued work continues after the enqueuing call has returned
-    active = staticmethod(cupy.cuda.runtime.getDevice)  # returns the current device of the calling thread
+    # Returns the current device of the calling thread.
+    active: Callable[[], Any] = staticmethod(cupy.cuda.runtime.getDevice)
 
     def __init__(self, ordinal: int) -> None:
         device = cupy.cuda.Device(ordinal)
-        self.ordinal, self.current = ordinal, CurrentDevice(ordinal)
+        self.ordinal: int = ordinal
+        self.current: CurrentDevice = CurrentDevice(ordinal)
         self._exchange_mode = library("libcuda.so.1").cuThreadExchangeStreamCaptureMode
         self._arch = f"sm_{device.compute_capability}"
         self._processors = device.attributes["MultiProcessorCount"]
-        self.kernels = Kernels(self._load, self._processors)
+        self.kernels: Kernels = Kernels(self._load, self._processors)
         self._filling, self._probe = _filling_streams(ordinal)
-        self.current_stream = functools.partial(cupy.cuda.get_current_stream, ordinal)
+        self.current_stream: Callable[[], Any] = functools.partial(cupy.cuda.get_current_stream, ordinal)
 
     @property
     @contextlib.contextmanager
@@ -96,7 +98,7 @@ class CudaDevice:
         gpu = describe_gpu(self.ordinal)
         return gpus.numbered(gpu.pci), gpu.capability
 
-    moves_rows = staticmethod(gpus.moves_rows)
+    moves_rows: Callable[[Sequence[tuple[int, int]]], bool] = staticmethod(gpus.moves_rows)
 
     def owns(self, array: Any) -> str | None:
         """Return None for an array in this device's memory, else the location of the array, as text."""
@@ -353,10 +355,11 @@ class CudaSlab:
 
     def __init__(self, device: CudaDevice, nbytes: int, malloc: Callable[[int], int] | None = None,
                  free: Callable[[int], object] | None = None) -> None:
-        self.nbytes, self.key = nbytes, next(_SERIALS)
+        self.nbytes: int = nbytes
+        self.key: int = next(_SERIALS)
         with device.current, _as_os_error():
-            self.start = (malloc or cupy.cuda.runtime.malloc)(nbytes)
-            self.free = weakref.finalize(self, _free, device, self.start, free or cupy.cuda.runtime.free)
+            self.start: Any = (malloc or cupy.cuda.runtime.malloc)(nbytes)
+            self.free: Any = weakref.finalize(self, _free, device, self.start, free or cupy.cuda.runtime.free)
             self.free.atexit = False  # at exit CUDA may have ended already
             # Another rank of this GPU may already wait, in a kernel, for this rank: only the own work may be awaited.
             stream = device.new_stream()
@@ -415,14 +418,14 @@ class PeerMemory:
 
     def __init__(self, device: CudaDevice, nbytes: int, control: numpy.dtype) -> None:
         self._device = device
-        self.slab = CudaSlab(device, nbytes)
+        self.slab: CudaSlab = CudaSlab(device, nbytes)
         self._opened: list[int] = []
         self._pointed_to: list[Slab] = []
         self._uploads = device.new_stream()  # one stream, so that uploads reuse memory of CuPy's pool
         # The host must be able to set `aborted` while a kernel runs: so the record is in pinned host memory.
         with device.current:
             self._pinned = cupy.cuda.alloc_pinned_memory(control.itemsize)
-        self.control = numpy.frombuffer(self._pinned, control, 1).reshape(())
+        self.control: Any = numpy.frombuffer(self._pinned, control, 1).reshape(())
         self.control[...] = numpy.zeros((), control)
 
     def export(self, slab: CudaSlab) -> list[int]:

@@ -338,8 +338,11 @@ class DeviceRow:
     __slots__ = ("data", "dtype", "nbytes", "ptr", "size")
 
     def __init__(self, row: Any) -> None:
-        self.ptr, self.size, self.nbytes, self.dtype = address(row), row.size, row.nbytes, row.dtype
-        self.data = self  # CuPy's arrays have their address in `data.ptr`
+        self.ptr: int = address(row)
+        self.size: Any = row.size
+        self.nbytes: Any = row.nbytes
+        self.dtype: Any = row.dtype
+        self.data: DeviceRow = self  # CuPy's arrays have their address in `data.ptr`
 
 
 class Workspace:
@@ -407,7 +410,7 @@ class StreamOrder:
         self._flying: collections.deque[tuple[Event, object]] = collections.deque()
         # Memory used by the user's CUDA graphs. The time of the last launch is unknown, so nothing is ever released.
         self._captured: list[object] = []
-        self.is_watched = False  # whether a watchdog monitors the operations
+        self.is_watched: bool = False  # whether a watchdog monitors the operations
         self._look: Event | None = None  # the watchdog's event, see `watch`
         self._recording: _Recording | None = None  # the batch ending with this event, until completion
         # The watchdog's batches: the event at the end of at most EVERY operations, and the results of the operations.

@@ -50,7 +50,7 @@ COMPLETE: Waiting = iter(())  # an operation already complete
 # The usual cures: the variable, what to say, and the signs in NCCL's error. 401 and 802 are the errors of CUDA if the
 # Fabric Manager cannot set up multicast; newer versions of NCCL name the variable themselves. Without cuMem, NCCL does
 # not pass file descriptors between the processes.
-CURES = [
+CURES: list[tuple[str, str, tuple[str, ...]]] = [
     ("GPUCOLL_SHARE_GPU", "two ranks are on one GPU: start at most as many ranks as GPUs", ("duplicate gpu",)),
     ("NCCL_NVLS_ENABLE", "the multicast of NVLink switches has failed, often for a sick Fabric Manager: "
      "NCCL_NVLS_ENABLE=0 goes on without",
@@ -102,10 +102,12 @@ class Nccl:
 
     def __init__(self, make: Callable[[Any], Any], size: int, device: Any, waits: Progress, family: Family,
                  agree: Callable[[], Generator[Pending, None, Any]] | None = None) -> None:
-        self._waits, self._device, self.size, self._family = waits, device, size, family
+        self._waits, self._device = waits, device
+        self.size: int = size
+        self._family = family
         self._make, self._agree = make, agree
         self._comm: Any = None
-        self.registers = os.environ.get("NCCL_LEGACY_CUDA_REGISTER", "0") != "0"
+        self.registers: bool = os.environ.get("NCCL_LEGACY_CUDA_REGISTER", "0") != "0"
         self._connected: set[Hashable] = set()
         # Only the first `abort` may call NCCL, and the watchdog's thread may abort at the same time as the caller.
         self._aborting, self._is_aborted = threading.Lock(), False

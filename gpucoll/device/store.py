@@ -75,8 +75,8 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.unavailable_reason = ""
-        self.folder = folder / f"kernels-{os.geteuid()}"
+        self.unavailable_reason: str = ""
+        self.folder: Path = folder / f"kernels-{os.geteuid()}"
         # One thread at a time looks for or builds an artifact: threads must not retreat into several private folders.
         self._missing = threading.Lock()
         self._found: dict[str, Path] = {}  # by key

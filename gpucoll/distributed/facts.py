@@ -14,7 +14,7 @@ from gpucoll.errors import UsageError
 from gpucoll.launch.bootstrap import Options
 from gpucoll.launch.launchers import RUN
 
-default_pg_timeout = datetime.timedelta(seconds=Options().timeout)
+default_pg_timeout: datetime.timedelta = datetime.timedelta(seconds=Options().timeout)
 
 
 class BackendName(str):

@@ -45,10 +45,10 @@ class ProcessGroup:
 
     def __init__(self, communicator: Communicator, ranks: Sequence[int]) -> None:
         self.communicator: Any = communicator  # Any: its overloads take only literal True and False
-        self.ranks = tuple(ranks)
+        self.ranks: tuple[int, ...] = tuple(ranks)
         self.uses_gpu = False
         self.made: Counter[tuple[int, ...]] = Counter()  # groups made by their members alone, by ranks
-        self.barriers = itertools.count()
+        self.barriers: itertools.count[int] = itertools.count()
         self.early: list[tuple[int, int, int, list[int]]] = []  # `monitored_barrier`: messages received early
         self.sending: list[Any] = []  # `monitored_barrier`: send requests not yet completed, with their buffers
 

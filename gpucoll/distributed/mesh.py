@@ -44,9 +44,11 @@ class DeviceMesh:
         self._groups = [new_subgroups_by_enumeration(line)[0] for line in lines]
 
     def _lay(self, device_type: str, mesh: numpy.ndarray, mesh_dim_names: Sequence[str] | None) -> None:
-        self.device_type, self.mesh = device_type, mesh
-        self.mesh_dim_names = None if mesh_dim_names is None else tuple(mesh_dim_names)
-        self.shape, self.ndim = self.mesh.shape, self.mesh.ndim
+        self.device_type: str = device_type
+        self.mesh: Any = mesh
+        self.mesh_dim_names: tuple[str, ...] | None = None if mesh_dim_names is None else tuple(mesh_dim_names)
+        self.shape: tuple[int, ...] = self.mesh.shape
+        self.ndim: int = self.mesh.ndim
         if self.mesh_dim_names is not None and len({*self.mesh_dim_names}) != self.ndim:
             raise ArgumentError(f"DeviceMesh: mesh_dim_names {mesh_dim_names!r} are not {self.ndim} different names",
                                 code="GC-GROUP")

@@ -380,8 +380,10 @@ class P2POp:
                  group_peer: int | None = None) -> None:
         if op not in (isend, irecv):
             raise ArgumentError(f"P2POp: op {op!r} is neither isend nor irecv", code="GC-OP")
-        self.op, self.tensor, self.tag = op, tensor, tag
-        self.group = _get_default_group() if group is None else group
+        self.op: Callable[..., Any] = op
+        self.tensor: Any = tensor
+        self.tag: int = tag
+        self.group: ProcessGroup | None = _get_default_group() if group is None else group
         self.peer, self.group_peer = peer, group_peer
         if isinstance(self.group, ProcessGroup):
             self.group_peer = self.group.number_of("P2POp", "peer", peer, group_peer)

@@ -34,7 +34,7 @@ from gpucoll.transport.tags import BYTES, TAGS
 BACKENDS = ("nccl", "mpi", "gloo")
 DEVICE_TYPES = ("cpu", "cuda")
 INIT_METHODS = ("env", "tcp", "file")
-meetings = itertools.count()  # of this process by a `store`, each with a key of its own
+meetings: itertools.count[int] = itertools.count()  # of this process by a `store`, each with a key of its own
 variables: list[str] = []  # names of the environment variables set by `init_process_group`
 
 

@@ -53,9 +53,11 @@ class TCPStore:
 
     def __init__(self, host_name: str, port: int, world_size: int | None = None, is_master: bool = False,
                  timeout: datetime.timedelta = STORE_PATIENCE, wait_for_workers: bool = True, **ignored: Any) -> None:
-        self.timeout, self.host, token = timeout, host_name, text_of((host_name, port))
+        self.timeout = timeout
+        self.host: str = host_name
+        token = text_of((host_name, port))
         self._server = _OpenServer.at((host_name, port), 1, token) if is_master else None
-        self.port = port if self._server is None or self._server.hub is None else self._server.hub.port
+        self.port: int = port if self._server is None or self._server.hub is None else self._server.hub.port
         if self._server is not None:
             kept(self._server)
         seconds, deadline = timeout.total_seconds(), time.monotonic() + timeout.total_seconds()

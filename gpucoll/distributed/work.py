@@ -41,7 +41,7 @@ class DistributedWork:
     >>> dist.destroy_process_group()
     """
 
-    def __init__(self, work: gpucoll.progress.waits.Work | None, outputs: Sequence[Any],
+    def __init__(self, work: gpucoll.progress.waits.Work[Any] | None, outputs: Sequence[Any],
                  deliver: Callable[[Any], None] | None = None) -> None:
         self._work = work
         self._outputs = list(outputs)

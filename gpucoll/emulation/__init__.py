@@ -1,8 +1,8 @@
 """GPUs on the host: programs for CuPy, with kernels of their own and NCCL, run where there is no GPU.
 
-    faces/cupy   what `import cupy` finds: arrays in host memory, streams, events, pools, NCCL, kernels by g++
-    faces/cupyx  the parts of cupyx that programs use
-    faces/cuda   CUDA's driver, as the package cuda-bindings has it
+    _faces/cupy   what `import cupy` finds: arrays in host memory, streams, events, pools, NCCL, kernels by g++
+    _faces/cupyx  the parts of cupyx that programs use
+    _faces/cuda   CUDA's driver, as the package cuda-bindings has it
     command      `gpucoll emulate`
     plugin       pytest's option `--emulate-gpus`
     host_arrays  the GPU of NumPy arrays, with GPUCOLL_DEVICE=emulated
@@ -24,10 +24,10 @@ from typing import Any
 
 from gpucoll.errors import ArgumentError, UsageError
 
-FACES = Path(__file__).resolve().parent / "faces"
+FACES = Path(__file__).resolve().parent / "_faces"
 TEMPERS = ("strict", "quick")
 MOST_DEVICES = 4096
-CUPY_FACE = f"{__name__}.faces.cupy"  # the machine where `import cupy` does not find it
+CUPY_FACE = f"{__name__}._faces.cupy"  # the machine where `import cupy` does not find it
 
 
 def install(gpus: int = 1, temper: str = "strict", seed: int = 0) -> None:

@@ -69,16 +69,16 @@ class TorchStream:
     """A stream of a device; `own` is CuPy's."""
 
     def __init__(self, device: Any = None, priority: int = 0, *, null: bool = False) -> None:
-        self.device = torch.device("cuda", _ordinal(device))
+        self.device: Any = torch.device("cuda", _ordinal(device))
         with on_device(self.device):
-            self.own = machine().cuda.Stream(null=null, non_blocking=not null)
+            self.own: Any = machine().cuda.Stream(null=null, non_blocking=not null)
         self.cuda_stream = self.stream_id = self.own.ptr
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.cuda_stream
 
     query, synchronize = _there(lambda self: self.own.done), _there(lambda self: self.own.synchronize())
-    wait_event = _there(lambda self, event: event.own and self.own.wait_event(event.own))
+    wait_event: Callable[..., Any] = _there(lambda self, event: event.own and self.own.wait_event(event.own))
 
     @_there
     def record_event(self, event: TorchEvent | None = None) -> TorchEvent:

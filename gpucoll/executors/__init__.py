@@ -111,7 +111,8 @@ class Call:
     completes = False  # whether the executor also does an op's last step, such as the division of an average
 
     def __init__(self, executor: Executor, request: CallRequest) -> None:
-        self.executor, self.request = executor, request
+        self.executor: Executor = executor
+        self.request: CallRequest = request
 
     @property
     def engine_plan(self) -> Any:

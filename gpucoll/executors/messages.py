@@ -140,7 +140,7 @@ class TypedMessages:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm, self._status, self._send, self._receiver = comm, _mpi().Status(), comm.Isend, receiver(comm)
-        self.receive = self._receiver.Irecv
+        self.receive: Any = self._receiver.Irecv
         # MPI guarantees only the range of the user's tags. Without larger tags a message carries no dtype.
         self.step = TAGS if (comm.Get_attr(_mpi().TAG_UB) or 0) >= TAGS * (max(CODES.values()) + 1) else 0
 
@@ -191,7 +191,8 @@ class TypedReceive:
     """
 
     # Class attributes as initial values, because most messages never set these attributes.
-    came, _looks, _kept = 0, 0, None
+    came: int = 0
+    _looks, _kept = 0, None
     length: int | None = None
 
     def __init__(self, messages: TypedMessages, buffer: list[Any], source: int, tag: int, dtype: int) -> None:

@@ -40,7 +40,8 @@ class MpiExecutor(Executor):
     def __init__(self, comm: Any, check: str | None, *, counts: bool) -> None:
         receives = comm if check in (None, "full") else receiver(comm)
         self._comm = SimpleNamespace(Isend=comm.Isend, Irecv=receives.Irecv)
-        self.call_count, self._counts = 0, counts
+        self.call_count: int = 0
+        self._counts = counts
         self._workspace: dict[str, Array] = {}
         self._run: _Walk | None = None
 

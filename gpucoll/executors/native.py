@@ -53,8 +53,8 @@ class NativeExecutor(Executor):
 
     def __init__(self, comm: MPI.Intracomm, node: Any = None, timeout: float = math.inf) -> None:
         self._comm, self._node = comm, node if node is not None and node.compares_calls else None
-        self.on_engine = self._node is not None
-        self.watch = BlockingWatch(timeout, self._calling)
+        self.on_engine: bool = self._node is not None
+        self.watch: BlockingWatch = BlockingWatch(timeout, self._calling)
         self._copied = numpy.empty(0, numpy.uint8)
         with _MAKING:
             for dtype in DTYPES.values():
@@ -135,7 +135,7 @@ class NativeCall(Call):
         super().__init__(executor, request)
         self._comm, self._node = comm, node
         # MPI leaves the first rank's exscan undefined.
-        self.completes = node is not None and request.collective != "exscan"
+        self.completes: bool = node is not None and request.collective != "exscan"
 
     @functools.cached_property
     def _plan(self) -> Any:

@@ -23,7 +23,7 @@ PERIOD = 0.5  # seconds between two looks, at most
 LOOKS = 20
 DEVICE_CALL = "a call on the GPU"
 
-log = logging.getLogger("gpucoll")
+log: logging.Logger = logging.getLogger("gpucoll")
 
 
 class DeviceWatch:

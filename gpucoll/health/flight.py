@@ -66,7 +66,8 @@ class CallRecord:
         self.times: dict[tuple[str, str, str, int], Any] = collections.defaultdict(
             lambda: numpy.zeros(1 + TIMED + SUMS))
         self.file: Flight | None = None
-        self.left, self._counters = time.monotonic_ns(), counters
+        self.left: int = time.monotonic_ns()
+        self._counters = counters
 
     def delayed(self, nanoseconds: int, place: str | None = None) -> None:
         """Note an own delay before a call, if the delay is long.
@@ -179,7 +180,7 @@ class Flight:
             raise BackendError(f"GPUCOLL_DUMP_DIR={folder}: {error}", code="GC-FILE") from error
         text = json.dumps(facts).encode()
         self._map[:FACTS + len(text)] = MAGIC.ljust(FACTS, b"\0") + text
-        self.memory = numpy.frombuffer(self._map, numpy.uint8)
+        self.memory: Any = numpy.frombuffer(self._map, numpy.uint8)
         self._last = self.memory[LAST:LAST + 8].view("<u8")
         self._records = self.memory[PREAMBLE:].view(RECORD)
         self._begun: Any = None  # the record of the call under way, if begun here

@@ -25,7 +25,7 @@ SLOW = 10.0  # seconds of a wait before a warning names the awaited ranks, and b
 # Seconds between two checks from which this process has been stopped, and not just waited for a core.
 FROZEN = 5.0
 
-log = logging.getLogger("gpucoll")
+log: logging.Logger = logging.getLogger("gpucoll")
 
 
 class Guard:

@@ -46,7 +46,7 @@ class ObservedCall(Call):
                  shares: DeviceShares | None = None) -> None:
         super().__init__(call.executor, call.request)
         self._call, self._observers, self._comparison, self._shares = call, observers, comparison, shares
-        self.completes = call.completes
+        self.completes: bool = call.completes
         self._sums: Any = shares and shares.record.python[call.request.collective, call.request.nbytes.bit_length()]
         self._timed = shares if call.request.nbytes >= TIMED_FROM else None
 

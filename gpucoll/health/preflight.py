@@ -106,7 +106,9 @@ class DeferredOnNode(Deferring):
 
     def __init__(self, executor: Any, waits: Progress) -> None:
         super().__init__(waits)
-        self._executor, self.missing, self.progress = executor, executor.judge, executor.progress
+        self._executor = executor
+        self.missing: Any = executor.judge
+        self.progress: Any = executor.progress
 
     def check(self) -> bool:
         return bool(self.missing())
@@ -121,7 +123,7 @@ class DeferredOnNode(Deferring):
             executor.cancel(error, plan, stamps)
             raise
         if stamps is not None:
-            self.heard = numpy.frombuffer(engine.heard(), numpy.int64)
+            self.heard: Any = numpy.frombuffer(engine.heard(), numpy.int64)
 
     def starter(self, description: str, shares: DeviceShares | None = None) -> Callable[[], None]:
         make: Callable[..., Callable[[], None]] = super().starter if shares else self._executor.deferrer
@@ -136,7 +138,8 @@ class Descriptions(Exchange):
     """The exchange of one call's descriptions by messages, for any thread; if it `moves`, data move meanwhile."""
 
     def __init__(self, wire: Any, rank: int, size: int, text: str, stamps: Array | None, *, moves: bool) -> None:
-        self.moves, self.is_stamped = moves, stamps is not None
+        self.moves: bool = moves
+        self.is_stamped: bool = stamps is not None
         rows = numpy.zeros((size, MESSAGE_BYTES + 8 * (1 + STAMPS)), numpy.uint8)
         row = shortened(text, MESSAGE_BYTES).encode().ljust(MESSAGE_BYTES, b"\0")
         numbers = numpy.array([time.time_ns(), *(NO_STAMPS if stamps is None else stamps)])
@@ -174,7 +177,7 @@ class Preflight(Deferring):
         self.defers = defers
         self._wire, self._rank, self._size = link.wire, link.place.rank, link.place.size
         self._nodes = link.place.nodes
-        self.number = 0  # of comparisons
+        self.number: int = 0  # of comparisons
         self._own = self._waited = 0  # nanoseconds found by `compare`
         # The exchange not judged so far; of the last compared call, and of the call before.
         self._open: Any = None
@@ -222,7 +225,7 @@ class Preflight(Deferring):
         if exchange is not None and exchange.moves and exchange.has_ended():
             self._judge(exchange)
             if exchange.is_stamped:
-                self.heard = exchange.numbers()[:, 1:].ravel()
+                self.heard: Any = exchange.numbers()[:, 1:].ravel()
         return self._open is not None
 
     @property

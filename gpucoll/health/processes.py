@@ -48,7 +48,8 @@ class Processes:
     """The processes of the other ranks: those on this host by `numbers`, those on other hosts by `watch`, if given."""
 
     def __init__(self, numbers: Mapping[int, int], watch: Watch | None = None) -> None:
-        self.numbers, self.watch = dict(numbers), watch
+        self.numbers: dict[int, int] = dict(numbers)
+        self.watch: Watch | None = watch
         self._ranks: dict[int, int] = {}
         self._ended = dict[int, None]()  # ranks whose processes have ended, in the order in which this rank saw it
         for rank, number in self.numbers.items():

@@ -33,7 +33,7 @@ REPORT_EXPIRY = 4 * REPORT_INTERVAL  # seconds after which a rank's report expir
 ANSWER_TIMEOUT = REPORT_EXPIRY
 SIOCGIFADDR = 0x8915  # Linux's ioctl for the address of a network interface
 
-log = logging.getLogger("gpucoll")
+log: logging.Logger = logging.getLogger("gpucoll")
 
 
 def addresses() -> list[str]:
@@ -137,7 +137,7 @@ class Watch:
             self._store, came = store_among(ranks)
             self._ranks = {rank: rank for rank in came}
         # This host's address in the network of all ranks; None, on every rank, unless every rank reaches the store.
-        self.host = self._store.host if self._store is not None and len(self._ranks) == ranks.size else None
+        self.host: str | None = self._store.host if self._store is not None and len(self._ranks) == ranks.size else None
         if len(self._ranks) < ranks.size and ranks.rank == 0:
             log.warning("ranks %s cannot reach rank 0 by TCP: that they have died is known on other hosts at the "
                         "deadline only", sorted({*range(ranks.size)} - {*self._ranks}))

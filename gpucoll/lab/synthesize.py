@@ -84,8 +84,10 @@ class Maker:
     """The algorithms for a graph, a collective and a size."""
 
     def __init__(self, graph: LinkGraph, kind: str, nbytes: int, name: str = "") -> None:
-        self.graph, self.kind, self.nbytes = graph, kind, nbytes
-        self.name = name or identifier(graph, kind)
+        self.graph: LinkGraph = graph
+        self.kind: str = kind
+        self.nbytes: int = nbytes
+        self.name: str = name or identifier(graph, kind)
 
     def schedules(self, chunks: int, rounds: Callable[[int], Rounds]) -> list[Schedule]:
         """Return the schedules of all ranks."""

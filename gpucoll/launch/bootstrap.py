@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Seconds before an abort, so that the launcher forwards the rank's last output: an abort overtakes the output.
 FORWARDING = 0.2
-CHOICES = {"check": ("GC-OPTION", ("full", "deferred", "off")),
+CHOICES: dict[str, tuple[str, tuple[str, ...]]] = {"check": ("GC-OPTION", ("full", "deferred", "off")),
            "executor": ("GC-EXECUTOR", ("mpi", "ucx", "shared", "nccl", "peer", "native"))}
 
 

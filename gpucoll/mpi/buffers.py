@@ -24,7 +24,7 @@ FAST_DTYPES = frozenset("?bhilqBHILQefdFD")  # dtypes for the fast path, as char
 BYTE_OBJECTS = frozenset((bytearray, bytes, mmap.mmap))  # elements are bytes unless a datatype is given
 BYTE = numpy.dtype("u1")
 INTEGERS = (int, numpy.integer)
-MPI_OPS = {id(getattr(MPI, name)): name.lower() for name in
+MPI_OPS: dict[int, Any] = {id(getattr(MPI, name)): name.lower() for name in
        ("SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR")}
 
 

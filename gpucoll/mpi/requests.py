@@ -38,7 +38,7 @@ class _Ending:
 
     _numbers = itertools.count()
 
-    def __init__(self, work: Work, deliver: Callable[[Any], Any] | None) -> None:
+    def __init__(self, work: Work[Any], deliver: Callable[[Any], Any] | None) -> None:
         self.work = work
         self.error: BaseException | None = None
         self._deliver, self._tag = deliver, next(self._numbers) % 0x7FFF
@@ -121,7 +121,7 @@ class Request(MPI.Request):
     _ending: _Ending
     _received: tuple[int, int, int]  # source, tag and bytes
 
-    def __new__(cls, work: Work, deliver: Callable[[Any], Any] | None = None,
+    def __new__(cls, work: Work[Any], deliver: Callable[[Any], Any] | None = None,
                 received: tuple[int, int, int] = (MPI.ANY_SOURCE, MPI.ANY_TAG, 0)) -> Request:
         ending = _Ending(work, deliver)
         self = super().__new__(cls, ending.receipt)

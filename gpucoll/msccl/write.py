@@ -14,7 +14,7 @@ from gpucoll.msccl.documents import SPELLINGS
 from gpucoll.msccl.order import in_order
 
 ThreadBlock: TypeAlias = tuple[int, int]  # the rank sent to, the rank received from; -1 for none
-XML_TYPES = {Send: "s", Recv: "r", RecvReduce: "rrc", Copy: "cpy", Reduce: "re"}
+XML_TYPES: dict[type[Any], str] = {Send: "s", Recv: "r", RecvReduce: "rrc", Copy: "cpy", Reduce: "re"}
 NOP = Slice("input", -1, 0)
 
 

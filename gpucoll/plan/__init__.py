@@ -181,12 +181,14 @@ class Plan:
     def __init__(self, schedule: Schedule, layouts: Layouts, *, in_place: bool,
                  schedules: Callable[[int], Schedule] | None = None, same_node: Collection[int] = (),
                  alignment: int = ALIGNED_ELEMENTS) -> None:
-        self.layouts, self.schedules, self.digest = layouts, schedules, schedule.digest
+        self.layouts: Layouts = layouts
+        self.schedules: Callable[[int], Schedule] | None = schedules
+        self.digest: str = schedule.digest
         row = COLLECTIVES[schedule.collective]
         is_block = row.output.blocks and not row.input.blocks
         first = schedule.rank * (schedule.chunks // schedule.size) if is_block else 0
         # Input and output may stay one memory only if no round needs input that is gone.
-        self.copy_input = in_place and _reads_overwritten(schedule.rounds(), first)
+        self.copy_input: bool = in_place and _reads_overwritten(schedule.rounds(), first)
         self._alias = first if in_place and not self.copy_input else None  # the output's chunk where the input begins
         self._made_of = schedule, same_node, alignment
 

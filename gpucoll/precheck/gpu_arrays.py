@@ -54,7 +54,8 @@ class OwnSlab:
 
     def __init__(self, nbytes: int) -> None:
         self._memory = sys.modules["cupy"].zeros(nbytes, "u1")
-        self.start, self.nbytes = self._memory.data.ptr, nbytes
+        self.start: Any = self._memory.data.ptr
+        self.nbytes: int = nbytes
 
     def close(self) -> None:
         """Do nothing: the memory is freed with the last array on the slab."""

@@ -31,7 +31,8 @@ class MatchedCall:
 
     def __init__(self) -> None:
         self.arrivals: dict[int, Arrival] = {}
-        self.is_complete, self.differs = False, False
+        self.is_complete: bool = False
+        self.differs: bool = False
         self.result: Any = None
 
 
@@ -39,11 +40,13 @@ class VirtualGroup:
     """The ranks of one communicator: `members` are their numbers in the world, in rank order."""
 
     def __init__(self, turns: Turns, members: Sequence[int], groups: list[VirtualGroup]) -> None:
-        self.turns, self.members, self.groups = turns, tuple(members), groups
-        self.size = len(self.members)
+        self.turns: Turns = turns
+        self.members: tuple[int, ...] = tuple(members)
+        self.groups: list[VirtualGroup] = groups
+        self.size: int = len(self.members)
         self.calls: dict[int, MatchedCall] = {}  # the calls under way, by number
         self.agreed: MatchedCall | None = None  # the last complete call
-        self.mail = VirtualMail(self)
+        self.mail: VirtualMail = VirtualMail(self)
         self.probes: dict[int, tuple[int | None, int | None]] = {}  # by rank: source and tag of a message looked for
         self._counts = [0] * self.size
         groups.append(self)

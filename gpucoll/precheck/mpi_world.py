@@ -30,7 +30,7 @@ OWN_METHODS = ("Free", "Get_attr", "Set_attr", "Get_name", "Set_name", "Is_inter
 class VirtualRequest:
     """A call of a virtual rank under way, with the methods of mpi4py's requests."""
 
-    def __init__(self, work: Work, deliver: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, work: Work[Any], deliver: Callable[[Any], Any] | None = None) -> None:
         self._work, self._deliver = work, deliver
 
     def Wait(self, status: Any = None) -> bool:

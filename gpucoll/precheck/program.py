@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from threadpoolctl import threadpool_limits
 
@@ -37,7 +37,7 @@ HIDDEN = ("GPUCOLL_DUMP_DIR", "GPUCOLL_FAULT", "GPUCOLL_METRICS", "GPUCOLL_SUMMA
 class Precheck:
     """A program run once by `size` virtual ranks."""
 
-    is_running = False  # whether this process runs a precheck
+    is_running: ClassVar[bool] = False  # whether this process runs a precheck
 
     def __init__(self, size: int, *, is_program: bool) -> None:
         if not internal.is_whole(size) or not 1 <= size <= MOST_THREADS:
@@ -74,11 +74,12 @@ class Precheck:
                     rank.exits.pop()()
                 end(rank.transports, failed=rank.failure is not None)
 
-        self.turns = turns = Turns(self._size, body, self._stopped, self._switched)
+        self.turns: Turns = Turns(self._size, body, self._stopped, self._switched)
+        turns = self.turns
         refusals.clear()
         had_torch = "gpucoll.torch" in sys.modules
         before = {name: os.environ.pop(name) for name in HIDDEN if name in os.environ}
-        self.state = ProcessState(self._size, is_program=self._is_program)
+        self.state: ProcessState = ProcessState(self._size, is_program=self._is_program)
         Precheck.is_running = True
         try:
             # One rank runs at a time; further threads of a product only spin while they wait for their parts.

@@ -45,7 +45,7 @@ class VirtualWaits(Progress):
         super().__init__(math.inf, threads=False)
         self._turns, self._mine = group.turns, group.rank_of(rank)
 
-    def new_group(self) -> list[Work]:
+    def new_group(self) -> list[Work[Any]]:
         return PlacedWorks(self._turns)
 
     def until(self, done: Pending, name: str, deadline: float, ends: Sequence[End] = ()) -> None:
@@ -53,7 +53,7 @@ class VirtualWaits(Progress):
         self.name = name
         self._turns.wait(done, name)
 
-    def soon(self, operation: Operation, name: str, result: Any) -> Work | None:
+    def soon(self, operation: Operation, name: str, result: Any) -> Work[Any] | None:
         """Start a message between two ranks."""
         return self.start(Work(self, operation, name, result))
 
@@ -76,7 +76,7 @@ class VirtualWaits(Progress):
         """Whether no operation is under way."""
         return not (self._queue or self._alone)
 
-    def _begin(self, work: Work, works: Any) -> Work:
+    def _begin(self, work: Work[Any], works: Any) -> Work[Any]:
         self.check()
         work.place = getattr(work, "place", "") or self._turns.site()  # type: ignore[attr-defined] # a mark of ours
         works.append(work)
@@ -84,7 +84,7 @@ class VirtualWaits(Progress):
         super().advance()
         return work
 
-    def _step(self, work: Work) -> bool:
+    def _step(self, work: Work[Any]) -> bool:
         before, self._turns.place = self._turns.place, work.place  # type: ignore[attr-defined]
         try:
             return super()._step(work)
@@ -92,14 +92,14 @@ class VirtualWaits(Progress):
             self._turns.place = before
 
 
-class PlacedWorks(list[Work]):
+class PlacedWorks(list[Work[Any]]):
     """The works of an open group; each notes the line of its call, because the group starts the works at its end."""
 
     def __init__(self, turns: Turns) -> None:
         super().__init__()
         self._turns = turns
 
-    def append(self, work: Work) -> None:
+    def append(self, work: Work[Any]) -> None:
         work.place = self._turns.site()  # type: ignore[attr-defined] # a mark of ours
         super().append(work)
 
@@ -108,7 +108,8 @@ class MatchingExecutor(Executor):
     """Matches calls; the last rank to come computes the results of all."""
 
     name = "mpi"
-    chooses, binds = True, False
+    chooses: bool = True
+    binds: bool = False
 
     def __init__(self, group: VirtualGroup, rank: int) -> None:
         self._group, self._rank = group, rank
@@ -169,10 +170,13 @@ class VirtualTransport(Transport):
     def __init__(self, group: VirtualGroup, number: int) -> None:
         rank = group.members.index(number)
         super().__init__(rank, ("here",) * group.size, None, None, VirtualMessages(rank, group))
-        self.group, self.number, self.closed = group, number, False
+        self.group: VirtualGroup = group
+        self.number: int = number
+        self.closed: bool = False
         groups = group.turns.ranks[number].groups
         groups.setdefault(group, len(groups))
-        self.executor, self.enter = MatchingExecutor(group, rank), self._begin_call
+        self.executor: MatchingExecutor = MatchingExecutor(group, rank)
+        self.enter: Callable[[], None] = self._begin_call
 
     def new_waits(self, timeout: float) -> Progress:
         self.group.turns.ranks[self.number].transports.append(self)
@@ -221,7 +225,8 @@ class VirtualTransport(Transport):
 
         `is_end` says that the program of the rank ends here.
         """
-        turns, self.closed = self.group.turns, True
+        turns = self.group.turns
+        self.closed = True
         if turns.is_over:
             return
         if waits or is_end:

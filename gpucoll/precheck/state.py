@@ -34,7 +34,8 @@ class ProcessState:
 
     def __init__(self, size: int, *, is_program: bool) -> None:
         self._kept: list[dict[str, Any]] = [{} for _ in range(size)]
-        self.mains = [ModuleType("__main__") if is_program else sys.modules["__main__"] for _ in range(size)]
+        self.mains: list[ModuleType] = [ModuleType("__main__") if is_program else sys.modules["__main__"]
+                                        for _ in range(size)]
         self._arguments = [*sys.argv]
         self._is_program, self._count = is_program, len(sys.modules)
         # A rank may give up its turn in the middle of an import, and holds the lock of the module then.

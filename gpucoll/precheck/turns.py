@@ -41,24 +41,27 @@ class VirtualRank:
     """
 
     def __init__(self, number: int, body: Callable[[VirtualRank], None]) -> None:
-        self.number, self.body = number, body
+        self.number: int = number
+        self.body: Callable[[VirtualRank], None] = body
         self.groups: dict[Any, int] = {}  # the groups of its communicators, numbered in the order of their making
         self.helpers: list[VirtualRank] = []
         self.line = ""  # of a helper at work: the line of the rank's own thread that asked for the work
         self.exits: list[Callable[[], object]] = []  # called at the end of the rank's program, the last first
-        self.turn = threading.Lock()  # released when the rank gets its turn
+        self.turn: threading.Lock = threading.Lock()  # released when the rank gets its turn
         self.turn.acquire()
         self.thread: threading.Thread | None = None
         self.done: Callable[[], bool] | None = None  # of a waiting rank: whether the rank can go on
         self.error: BaseException | None = None  # raised by `done`
-        self.call, self.place = "", ""  # the call that waits, and its line
+        self.call: str = ""
+        self.place: str = ""  # the call that waits, and its line
         self.last = ""  # the line of the last call
         self.is_ready = False  # whether the rank is in the queue of ranks to be looked at
         self.has_ended = False
         self.waits: set[Any] = set()  # the `VirtualWaits` with operations under way
         self.transports: list[Any] = []  # the `VirtualTransport` of each communicator
         self.worlds = 0
-        self.polls, self.seen = 0, 0  # polls in vain, and the count of events at the last poll
+        self.polls: int = 0
+        self.seen: int = 0  # polls in vain, and the count of events at the last poll
         self.unwindings = 0
         self.failure: BaseException | None = None  # the uncaught exception of the rank's program
 
@@ -76,20 +79,20 @@ class Turns:
 
     def __init__(self, size: int, body: Callable[[VirtualRank], None], on_stop: Callable[[], None],
                  switched: Callable[[VirtualRank, VirtualRank], None]) -> None:
-        self.ranks = [VirtualRank(number, body) for number in range(size)]
+        self.ranks: list[VirtualRank] = [VirtualRank(number, body) for number in range(size)]
         self._threads = [*self.ranks]  # with the helpers
-        self.current = self.ranks[0]
-        self.records = Records(size)
-        self.events = 0  # calls, messages and ends of ranks so far: polling ranks look again after one
+        self.current: VirtualRank = self.ranks[0]
+        self.records: Records = Records(size)
+        self.events: int = 0  # calls, messages and ends of ranks so far: polling ranks look again after one
         self.fault: BaseException | None = None  # an error of the precheck itself
-        self.is_over = False  # whether the ranks are only unwound
+        self.is_over: bool = False  # whether the ranks are only unwound
         self.place = ""  # the line of the operation now advanced for a rank, "" if the rank itself runs
         self._on_stop, self._switched = on_stop, switched
         self._polls = max(100, IDLE // size)
         self._ready = collections.deque(self.ranks)
         for rank in self.ranks:
             rank.is_ready = True
-        self.is_looking = False  # whether operations of a waiting rank are advanced
+        self.is_looking: bool = False  # whether operations of a waiting rank are advanced
         self._finished = threading.Event()
 
     def run(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 from gpucoll.errors import UsageError
 from gpucoll.progress.operations import Work, all_served, throw
@@ -13,7 +14,7 @@ from gpucoll.progress.waits import Progress, nap_after
 LINGER, SILENT = 3.0, 1.0
 PARTNER_INTERVAL = 0.05  # seconds between two questions whether the partners are at work: these cost system calls
 
-log = logging.getLogger("gpucoll")
+log: logging.Logger = logging.getLogger("gpucoll")
 
 
 def drain_all() -> bool:
@@ -53,13 +54,13 @@ def drain(waits: Progress) -> bool:
     return have_ended
 
 
-def is_useful(work: Work, waits: Progress) -> bool:
+def is_useful(work: Work[Any], waits: Progress) -> bool:
     """Return whether a message under way still has a partner that may receive it."""
     return any(end.sends and end.partner is not None and end.is_left() and not waits.has_left(end.partner)
                for end in work.ends)
 
 
-def give_up(work: Work, waits: Progress) -> None:
+def give_up(work: Work[Any], waits: Progress) -> None:
     """Give up a message under way, and say so."""
     words = " and ".join(str(end) for end in work.ends if end.is_left())
     work.error = UsageError(f"the process ends with {words or work.name} under way; wait() for every message, or close "

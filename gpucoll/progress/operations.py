@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from gpucoll.errors import GpucollError
 from gpucoll.progress.partners import End
@@ -86,7 +86,7 @@ class ProbeResult(NamedTuple):
     nbytes: int
 
 
-class Work:
+class Work(Generic[T]):
     """The handle of a collective or a message under way, returned with ``async_op=True``.
 
     The handle keeps the arrays alive. `wait` and `synchronize` raise the operation's error. In a coroutine, ``await
@@ -127,12 +127,14 @@ class Work:
     array([2, 1])
     """
 
-    def __init__(self, waits: Any, operation: Operation, name: str, result: Any, completion: Any = None,
+    def __init__(self, waits: Any, operation: Operation, name: str, result: T, completion: Any = None,
                  pending: Pending | None = None, ends: Sequence[End] = ()) -> None:
-        self.name, self.ends = name, ends
+        self.name: str = name
+        self.ends: Sequence[End] = ends
         self.error: GpucollError | None = None
         self._waits, self._completion, self._pending = waits, completion, pending
-        self.operation, self.result = operation, result  # the array; its content is valid after `wait`
+        self.operation: Operation = operation
+        self.result: T = result  # the array; its content is valid after `wait`
         self._deadline: float | None = None
         self._finished = False
         self._hopeless: GpucollError | None = None
@@ -301,7 +303,7 @@ class Work:
         if self._completion is not None:
             self._waits.finish(self._completion.done, self.name, self._deadline, self.ends)
 
-    def wait(self) -> Any:
+    def wait(self) -> T:
         """Return the result, ready for use.
 
         On host arrays, block until the operation has ended. On a GPU, make the current stream wait instead.
@@ -357,7 +359,7 @@ class Work:
         """
         return self.is_completed()
 
-    def __await__(self) -> Generator[None, None, Any]:
+    def __await__(self) -> Generator[None, None, T]:
         """Let other tasks of the event loop run until the operation has ended; return the result."""
         while not self.is_completed():
             yield

@@ -24,7 +24,11 @@ class End:
     __slots__ = ("nbytes", "partner", "state", "tag", "verb")
 
     def __init__(self, verb: str, partner: int | None, tag: int | None, nbytes: int, state: State) -> None:
-        self.verb, self.partner, self.tag, self.nbytes, self.state = verb, partner, tag, nbytes, state
+        self.verb: str = verb
+        self.partner: int | None = partner
+        self.tag: int | None = tag
+        self.nbytes: int = nbytes
+        self.state: State = state
 
     @property
     def sends(self) -> bool:

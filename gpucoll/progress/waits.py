@@ -53,10 +53,10 @@ class CallingThread(threading.local):
     The number is asked for once: the system call is as dear as a short call.
     """
 
-    deadline = math.inf
+    deadline: float = math.inf
 
     def __init__(self) -> None:
-        self.number = threading.get_native_id()
+        self.number: int = threading.get_native_id()
 
 
 CALLING_THREAD = CallingThread()
@@ -115,22 +115,25 @@ class Progress:
 
     def __init__(self, timeout: float, *, foreign: tuple[type[Exception], ...] = (), threads: bool = True,
                  crowd: float = 1.0, asks_store: bool = True) -> None:
-        self.timeout, self._foreign, self._threads, self._asks_store = timeout, foreign, threads, asks_store
+        self.timeout: float = timeout
+        self._foreign, self._threads, self._asks_store = foreign, threads, asks_store
         self.hooks: list[Callable[[], object]] = []
         self.failure: GpucollError | None = None
         self.unreported: GpucollError | None = None  # the failure, until a call or a wait has raised it
         self.reported: object = None  # the kind (`kind_of`) of the last error raised by a call or a wait
         self._owner: int | None = None  # the thread inside a blocking call; None while the progress thread steps
         self._spin, self._crowd = CROWDED_SPIN if crowd > 1 else SPIN, crowd
-        self._queue: collections.deque[Work] = collections.deque()  # collectives, in order
-        self._alone: list[Work] = []  # messages between two ranks, in no order
+        self._queue: collections.deque[Work[Any]] = collections.deque()  # collectives, in order
+        self._alone: list[Work[Any]] = []  # messages between two ranks, in no order
         # Held by the one thread that advances operations: a generator cannot run in two threads, and a single-threaded
         # MPI must not be called by two. Taken only without blocking: the holder may itself wait for a long time.
         self._stepping, self._more = threading.Lock(), threading.Event()  # `_more` wakes the progress thread
         self._thread: threading.Thread | None = None
-        self.name, self.waits_since = "", 0.0  # the operation of the last wait, and the start time (`time.monotonic`)
+        self.name: str = ""  # the operation of the last wait
+        self.waits_since: float = 0.0  # its start (`time.monotonic`)
         # The system's number of the thread that made the last call; the time of the last progress of any operation.
-        self.thread, self.went_on = 0, 0.0
+        self.thread: int = 0
+        self.went_on: float = 0.0
         self.on_failure: Callable[[], None] = lambda: None  # tells the other ranks, once
         # Notes the nanoseconds by which this rank came late to a call of the engine that has just ended.
         self.on_delay: Callable[[int], None] = lambda nanoseconds: None
@@ -142,7 +145,7 @@ class Progress:
         self.has_left: Callable[[int], bool] = lambda rank: False  # whether a rank receives no message any more
         # Returns the cause of an error of the transport or of another rank, if more is known than the error says.
         self.explain: Callable[[BaseException], GpucollError | None] = lambda error: None
-        self.message_wait = MessageWait()
+        self.message_wait: MessageWait = MessageWait()
         # Returns the error of all calls, once the communicator was closed, or in a fork's child.
         self.ended: Callable[[], GpucollError] | None = None
         # Of a link: called before each call, or None; whether MPI has ended.
@@ -152,7 +155,7 @@ class Progress:
         # Entered around operations, to restore thread state changed by an operation, such as the current GPU.
         self.context: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
-    def new_group(self) -> list[Work]:
+    def new_group(self) -> list[Work[Any]]:
         """Return the list for the works of a group of calls, in the order of the calls."""
         return []
 
@@ -251,7 +254,8 @@ class Progress:
 
     def _poll(self, done: Pending, name: str, deadline: float, ends: Sequence[End]) -> None:
         began = self.waits_since = time.monotonic()
-        self.name, patience = name, began + self._spin
+        self.name = name
+        patience = began + self._spin
         # Poll, because no single event covers shared memory, MPI, sockets and GPU events together. Between polls: after
         # a while run the hooks, advance messages between two ranks, then yield the core or sleep.
         while True:
@@ -390,7 +394,7 @@ class Progress:
         """Whether messages between two ranks are under way: later messages must not overtake them."""
         return bool(self._alone)
 
-    def soon(self, operation: Operation, name: str, result: Any) -> Work | None:
+    def soon(self, operation: Operation, name: str, result: Any) -> Work[Any] | None:
         """Carry out a message between two ranks; return None if done within SOON seconds, else the `Work` left."""
         if not self._stepping.acquire(False):
             return self.start(Work(self, operation, name, result))
@@ -418,15 +422,15 @@ class Progress:
             self._start_thread()
         return work
 
-    def submit(self, work: Work) -> Work:
+    def submit(self, work: Work[Any]) -> Work[Any]:
         """Run `work` after all work submitted before, while the caller goes on."""
         return self._begin(work, self._queue)
 
-    def start(self, work: Work) -> Work:
+    def start(self, work: Work[Any]) -> Work[Any]:
         """Run `work` concurrently with all other work, in no order: for messages between two ranks."""
         return self._begin(work, self._alone)
 
-    def _begin(self, work: Work, works: MutableSequence[Work]) -> Work:
+    def _begin(self, work: Work[Any], works: MutableSequence[Work[Any]]) -> Work[Any]:
         self.check()
         self.thread = CALLING_THREAD.number
         works.append(work)
@@ -454,15 +458,15 @@ class Progress:
         for work in [work for work in self._alone if self._step(work)]:
             self.drop(work)
 
-    def drop(self, work: Work) -> None:
+    def drop(self, work: Work[Any]) -> None:
         """Take a message between two ranks off the work under way; the caller holds the lock of `gate`."""
         self._alone.remove(work)
 
-    def messages(self) -> list[Work]:
+    def messages(self) -> list[Work[Any]]:
         """Return the messages between two ranks under way."""
         return [*self._alone]
 
-    def _step(self, work: Work) -> bool:
+    def _step(self, work: Work[Any]) -> bool:
         try:
             self.check()
             try:

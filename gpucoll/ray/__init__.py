@@ -23,6 +23,7 @@ from ray.util.collective.types import ReduceOp
 
 from gpucoll.arrays import address, as_array, at, module_of
 from gpucoll.communicator import Communicator, new_world
+from gpucoll.core.ops import OpName
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
 from gpucoll.internal import current_stream, refusing
 from gpucoll.launch import bootstrap
@@ -32,7 +33,7 @@ from gpucoll.transport.connections import connect
 from gpucoll.transport.rendezvous import becomes
 
 BACKEND = "gpucoll"
-RAY_OPS = {ReduceOp.SUM: "sum", ReduceOp.PRODUCT: "prod", ReduceOp.MIN: "min", ReduceOp.MAX: "max"}
+RAY_OPS: dict[Any, OpName] = {ReduceOp.SUM: "sum", ReduceOp.PRODUCT: "prod", ReduceOp.MIN: "min", ReduceOp.MAX: "max"}
 KEY_INTERVAL = 0.02  # seconds between two looks at Ray's table of keys
 STORE_TIMEOUT = 1.0  # seconds for a connection to the store of rank 0
 _options: dict[str, Any] = {}  # of this process' groups, as given to `register`
@@ -121,7 +122,7 @@ class Group(BaseGroup):
         # Ray's table of keys serves all jobs of the cluster.
         key = " ".join((BACKEND, ray.get_runtime_context().get_job_id(), group_name))
         if rank:
-            self.communicator = new_world(wanted, _announced(key, rank, world_size, wanted.timeout))
+            self.communicator: Communicator = new_world(wanted, _announced(key, rank, world_size, wanted.timeout))
             return
         place = StorePlace(0, world_size, secrets.token_hex(16), (ray.util.get_node_ip_address(), free_port()))
         internal_kv._internal_kv_put(key, json.dumps([place.token, place.address]))

@@ -43,8 +43,9 @@ class Routes:
     flows: Flows | None = None
 
     def __init__(self, topology: Topology, size: int) -> None:
-        self.levels, self.uniform = topology.levels, topology.is_uniform
-        self.spans = topology.spans(size)
+        self.levels: tuple[Level, ...] = topology.levels
+        self.uniform: bool = topology.is_uniform
+        self.spans: tuple[int, ...] = topology.spans(size)
         self.size = size
         # float: a TOML file may have integers
         self._alphas = numpy.array([level.alpha for level in self.levels], float)

@@ -42,7 +42,8 @@ class Level(NamedTuple):
     gap: float = 0.0  # seconds for each message after the first sent, or received, by a rank in one round
 
 
-MEDIA = {"switch": ("links",), "bus": (), "mesh": (), "torus": ("dimensions", "hop")}  # with the keys of each
+MEDIA: dict[str, tuple[str, ...]] = {
+    "switch": ("links",), "bus": (), "mesh": (), "torus": ("dimensions", "hop")}  # with the keys of each
 TOPOLOGY_CHECKS: dict[str, toml.Check] = {
     "name": toml.name, "medium": toml.one_of(*MEDIA),
     **dict.fromkeys(("alpha", "beta", "gamma", "hop", "gap"), toml.seconds),

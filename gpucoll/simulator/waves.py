@@ -239,8 +239,8 @@ class Clock:
 
     def __init__(self, size: int, chunk: float) -> None:
         self.chunk = chunk  # bytes
-        self.began = numpy.zeros((3, size))
-        self.ended = numpy.zeros((3, size))
+        self.began: Any = numpy.zeros((3, size))
+        self.ended: Any = numpy.zeros((3, size))
 
     def advance(self, wave: Priced) -> None:
         """Move the messages of `wave`, and end the rounds of the closing ranks."""

@@ -56,7 +56,7 @@ class TorchProcessGroup(Names):
     def __init__(self, store: Store, rank: int, size: int, timeout: datetime.timedelta) -> None:
         super().__init__(rank, size)  # pybind11: the constructor with a store does not support Python subclasses
         self._store, self._rank, self._size = store, rank, size
-        self.options = Backend.Options("gpucoll", timeout)
+        self.options: Any = Backend.Options("gpucoll", timeout)
         with as_torch_raises():
             self._comm, self._points = self._communicators(store, rank, size, timeout)
         self._caller = Caller()

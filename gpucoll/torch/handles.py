@@ -223,7 +223,8 @@ class StreamWork(TorchWork):
 
     def __init__(self, outputs: Sequence[Any], stream: Any) -> None:
         super().__init__(outputs)
-        self.stream, self._event = stream, stream.record_event()
+        self.stream: Any = stream
+        self._event = stream.record_event()
 
     def _ends(self, patience: float) -> bool:
         if patience == 0:
@@ -280,7 +281,7 @@ class JoinedWork(TorchWork):
         # A list, not a generator: `all` must not stop at the first call, because `_ends` also notes each call's error.
         if not all([work._ends(max(0.0, late - time.monotonic())) for work in self._works]):
             return False
-        self.error = next((work.error for work in self._works if work.error is not None), None)
+        self.error: BaseException | None = next((work.error for work in self._works if work.error is not None), None)
         return True
 
     _device, _when_ended = None, MessageWork._when_ended

@@ -23,7 +23,7 @@ CHECK_INTERVAL = 1e-3  # seconds between two checks of the store
 class TorchStore(KeyStore):
     """A torch store as gpucoll's `KeyStore`. The calls of torch's store have a deadline set by torch."""
 
-    foreign = (DistError,)
+    foreign: tuple[type[Exception], ...] = (DistError,)
 
     def __init__(self, store: Store) -> None:
         self._store = store

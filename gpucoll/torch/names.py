@@ -32,8 +32,15 @@ class Names(ProcessGroup):
         self._desc = desc
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
-    group_name = property(getGroupName)
-    group_desc = property(getGroupDesc)
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
     _device_types = property(lambda self: [torch.device(kind) for kind in ("cpu", "cuda")[:1 + self._has_cuda]])
     _has_cuda = property(lambda self: torch.cuda.is_available())
 

@@ -16,7 +16,7 @@ from gpucoll.core.dtypes import numpy_dtype
 from gpucoll.core.ops import premul_sum
 from gpucoll.errors import ArgumentError
 
-TORCH_OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "avg", ReduceOp.PRODUCT: "prod", ReduceOp.MIN: "min",
+TORCH_OPS: dict[Any, str] = {ReduceOp.SUM: "sum", ReduceOp.AVG: "avg", ReduceOp.PRODUCT: "prod", ReduceOp.MIN: "min",
              ReduceOp.MAX: "max", ReduceOp.BAND: "band", ReduceOp.BOR: "bor", ReduceOp.BXOR: "bxor"}
 COMBINED = {"sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
             "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}

@@ -47,7 +47,8 @@ class Bucket:
     """Gradients sent in one message: each of `gradients` is a view of its part of the array `row`."""
 
     def __init__(self, like: Mapping[str, Like] | Mapping[str, Array], row: Array) -> None:
-        self.row, self.gradients = row, {}
+        self.row: Array = row
+        self.gradients: dict[Any, Any] = {}
         start = 0
         for name, one in like.items():
             self.gradients[name] = row[start:start + one.size].reshape(one.shape)

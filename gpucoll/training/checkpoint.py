@@ -48,7 +48,7 @@ MANIFEST = "manifest.json"
 BEGINNING = b'{\n "format": '  # of a manifest: any other file of this name is the user's
 SHARD = re.compile(r"rank-[0-9]{1,9}-[0-9a-f]{12}\.npz")
 DRAFT = re.compile(rf"({SHARD.pattern}|manifest-[0-9a-f]{{12}}\.json)\.new")
-log = logging.getLogger("gpucoll")
+log: logging.Logger = logging.getLogger("gpucoll")
 PARAMETER = "parameter"  # key of a parameter's own shard, next to the names of the optimizer's state
 
 States = Mapping[str, Parameters]  # by parameter: this rank's shard of the parameter and of the optimizer's state

@@ -488,8 +488,15 @@ class Policy:
         """All compressions, each once."""
         return list(dict.fromkeys((*self._patterns.values(), self._exact)))
 
-    wire_bytes = property(lambda self: sum(one.wire_bytes for one in self.members), doc="The sum over all members.")
-    exact_bytes = property(lambda self: sum(one.exact_bytes for one in self.members), doc="The sum over all members.")
+    @property
+    def wire_bytes(self) -> float:
+        """The sum over all members."""
+        return sum(one.wire_bytes for one in self.members)
+
+    @property
+    def exact_bytes(self) -> float:
+        """The sum over all members."""
+        return sum(one.exact_bytes for one in self.members)
 
 
 def check_kind(call: str, compression: object, kinds: Any = Compression | Policy | None) -> None:

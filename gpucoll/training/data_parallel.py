@@ -82,7 +82,8 @@ class DataParallel(Averaging):
         super().__init__(like, comm, compression, bucket_bytes)
         self._is_synchronised = True
         self._buckets = [self._bucket(some) for some in self._names]
-        self.gradients = {name: row for bucket in self._buckets for name, row in bucket.gradients.items()}
+        self.gradients: dict[str, Any] = {
+            name: row for bucket in self._buckets for name, row in bucket.gradients.items()}
         self._addresses = {name: address(row) for name, row in self.gradients.items()}
 
     def _bucket(self, names: list[str]) -> Bucket:

@@ -27,7 +27,8 @@ class Compression:
     collectives = 1  # the number of collectives made by `reduce`
 
     def __init__(self) -> None:
-        self.wire_bytes = self.exact_bytes = 0.0
+        self.wire_bytes: float = 0.0
+        self.exact_bytes: float = 0.0
         self.lost: dict[str, Array] = {}
         # Two arrays of residuals for each bucket, by the bucket's first parameter; `lost` has views of one of the two
         self._rows: dict[str, tuple[Array, Array]] = {}

@@ -55,11 +55,21 @@ class ShardedArray:
 
     def __init__(self, local: Array, mesh: Mesh, shape: tuple[int, ...], spec: Spec,
                  partial: Iterable[str] = ()) -> None:
-        self.local, self.mesh, self.shape, self.spec = local, mesh, shape, spec
-        self.partial = tuple(name for name in mesh.names if name in set(partial))
+        self.local: Array = local
+        self.mesh: Mesh = mesh
+        self.shape: tuple[int, ...] = shape
+        self.spec: Spec = spec
+        self.partial: tuple[str, ...] = tuple(name for name in mesh.names if name in set(partial))
 
-    ndim = property(lambda self: len(self.shape), doc="The number of axes.")
-    dtype = property(lambda self: self.local.dtype, doc="The dtype of the elements.")
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the elements."""
+        return self.local.dtype
 
     @property
     def T(self) -> ShardedArray:

@@ -60,14 +60,16 @@ class Mesh:
         if not are_whole(shape) or not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
             raise ArgumentError(f"Mesh: shape {shape!r} must be a list of integers, names {names!r} a list of words",
                                 code="GC-SPEC")
-        self.comm, self.shape, self.names = comm, tuple(map(int, shape)), tuple(names)
+        self.comm: Communicator = comm
+        self.shape: tuple[int, ...] = tuple(map(int, shape))
+        self.names: tuple[str, ...] = tuple(names)
         if len(self.shape) != len(self.names) or len(set(self.names)) < len(self.names):
             raise ArgumentError(f"Mesh: {len(self.shape)} axes need as many different names, not {self.names}",
                                 code="GC-SPEC")
         if math.prod(self.shape) != comm.size or any(length < 1 for length in self.shape):
             raise ArgumentError(f"Mesh: shape {self.shape} does not have {comm.size} places, one for each rank",
                                 code="GC-SPEC")
-        self.coordinates = self.of(comm.rank)
+        self.coordinates: dict[str, int] = self.of(comm.rank)
         self._along: dict[str, Communicator] = {}
         for name in self.names:
             # Ranks with equal coordinates on all other axes share a communicator.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy
 
@@ -27,13 +27,13 @@ class Optimizer:
     """The base class: the optimizer's state of each parameter, by name, and the number of steps."""
 
     # Arrays kept for each parameter, in its shape. The dtype is the parameter's, or 16-bit words for names in MOMENTS.
-    state_names: ClassVar[tuple[str, ...]] = ()
+    state_names: tuple[str, ...] = ()
 
     def __init__(self, lr: Rate) -> None:
         if not callable(lr):
             self._check("lr", lr)
         self.lr = lr
-        self.steps = 0
+        self.steps: int = 0
         self.state: dict[str, dict[str, Array]] = {}
 
     def _check(self, name: str, number: Any, least: float = 0.0, below: float = math.inf) -> None:
@@ -176,7 +176,7 @@ class SGD(Optimizer):
         self._check("momentum", momentum)
         self.momentum = momentum
         if momentum:
-            self.state_names = ("momentum",)  # type: ignore[misc]  # without it there is nothing to remember
+            self.state_names: tuple[str, ...] = ("momentum",)  # without it there is nothing to remember
 
     def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:
         if not state:
@@ -231,7 +231,7 @@ class Adam(Optimizer):
     array([0.9])
     """
 
-    state_names = ("mean", "square")
+    state_names: tuple[str, ...] = ("mean", "square")
 
     def __init__(self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  moment_bits: int | None = None) -> None:
@@ -244,9 +244,10 @@ class Adam(Optimizer):
         for beta in betas:
             self._check("beta", beta, below=1.0)
         self._check("eps", eps)
-        self.betas, self.eps = betas, eps
+        self.betas: tuple[float, float] = betas
+        self.eps: float = eps
         if moment_bits == 16:
-            self.state_names = ("mean16", "square16")  # type: ignore[misc]  # part of a checkpoint's manifest
+            self.state_names = ("mean16", "square16")  # part of a checkpoint's manifest
 
     def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:
         mean, square = (_opened(state[kind], kind, parameter) for kind in self.state_names)

@@ -71,12 +71,17 @@ class Division:
 
     def __init__(self, number: int, comm: Communicator, kind: TrainingKind, portions: dict[int, Portion],
                  optimizer: Optimizer, residuals: Memory) -> None:
-        self.number, self.size, self.kind, self.portions = number, comm.size, kind, portions
-        self.neighbours = _neighbours(comm)
-        self.steps, self.residuals, self.complete = optimizer.steps, residuals, False
+        self.number: int = number
+        self.size: int = comm.size
+        self.kind: TrainingKind = kind
+        self.portions: dict[int, Portion] = portions
+        self.neighbours: tuple[int, int] = _neighbours(comm)
+        self.steps: int = optimizer.steps
+        self.residuals: Memory = residuals
+        self.complete: bool = False
         # The step under way: the mean gradients, by rank, and the optimizer with its numbers at the time.
         self.gradients: dict[int, Parameters] = {}
-        self.optimizer = optimizer
+        self.optimizer: Optimizer = optimizer
 
     @property
     def metadata(self) -> list[Any]:

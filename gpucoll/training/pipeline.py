@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy
 
@@ -258,14 +258,14 @@ class Pipeline:
             if len(stages) != comm.size or stages[comm.rank] is None:
                 raise ArgumentError(f"Pipeline: {len(stages)} stages for {comm.size} ranks: every rank needs one")
             #: The steps of this rank, as `pipeline_schedule` returns them.
-            self.steps = pipeline_schedule(schedule, comm.rank, comm.size, microbatches)
+            self.steps: list[PipelineStep] = pipeline_schedule(schedule, comm.rank, comm.size, microbatches)
         except ArgumentError as refused:
             error = refused
         everyone = internal.all_gather_metadata(
             comm, {"microbatches": microbatches, "schedule": schedule} if error is None else {}, "Pipeline", error)
         for name in ("microbatches", "schedule"):
             check_alike("Pipeline", everyone, name, "GC-MISMATCH")
-        self._comm, self._microbatches, self._stage = comm, microbatches, stages[comm.rank]
+        self._comm, self._microbatches, self._stage = comm, microbatches, cast("PipelineStage", stages[comm.rank])
         self._turns = _turns(self.steps)
 
     def step(self, x: Any = None, loss: Loss | None = None) -> list[Any]:

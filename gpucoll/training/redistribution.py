@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from gpucoll.internal import Array, module_of
+from gpucoll.internal import Array, CollectiveName, module_of
 from gpucoll.training.mesh import Box, Mesh, Spec
 
 
@@ -104,11 +104,11 @@ class _Change(NamedTuple):
             source = next(axis for axis in changed if here[axis])
             goal = next((axis for axis in changed if target[axis]), -1)
             if all(self.shape[axis] % p == 0 for axis in changed):
-                kind = "all_gather" if goal < 0 else "all_to_all"
+                kind: CollectiveName = "all_gather" if goal < 0 else "all_to_all"
                 return Move(kind, name, source, goal, target, nbytes, self.seconds(name, kind, nbytes * p // (p - 1)))
         return Move("exchange", "", -1, -1, target, nbytes, self.seconds("", "all_to_all", nbytes))
 
-    def seconds(self, name: str, collective: str, nbytes: int) -> float:
+    def seconds(self, name: str, collective: CollectiveName, nbytes: int) -> float:
         """Return the seconds predicted by `explain` for the ranks along mesh axis `name`, or for all ranks."""
         comm = self.mesh.along(name) if name else self.mesh.comm
         found = comm.explain(collective, nbytes, device=self.device)

@@ -101,12 +101,12 @@ class ParameterServer:
                                     "at least 0")
             check_optimizer("ParameterServer", optimizer)
 
-        self.parameters = opened("ParameterServer", parameters, comm, check)
+        self.parameters: Parameters = opened("ParameterServer", parameters, comm, check)
         for array in self.parameters.values():
             comm.broadcast(array, root=0)
         workers = comm.size - servers
-        self.is_server = comm.rank >= workers
-        self.traffic = {"in": 0, "out": 0}  # bytes of parameters and gradients
+        self.is_server: bool = comm.rank >= workers
+        self.traffic: dict[str, int] = {"in": 0, "out": 0}  # bytes of parameters and gradients
         like = {name: Like.of(array)._replace(gpu=False) for name, array in self.parameters.items()}
         kinds = list(dict.fromkeys(one.dtype for one in like.values()))
         self._whole = [_flat({name: one for name, one in like.items() if one.dtype == kind}) for kind in kinds]
@@ -120,7 +120,8 @@ class ParameterServer:
             self._fill(self.parameters)
             self._part = {str(number): bucket.row[owned(bucket.row.size, place, servers)].copy()
                           for number, bucket in enumerate(self._whole)}
-            self._whole, self.parameters = [], {}
+            self._whole = []
+            self.parameters = {}
             self._shard = _Shard(self._part, optimizer, self._pairs, staleness, self.traffic, may_lose_workers)
 
     def _fill(self, arrays: Mapping[str, Any]) -> None:
@@ -297,7 +298,7 @@ class _Shard:
         self._may_lose = may_lose_workers
         self._live = dict(enumerate(pairs))
         self._clocks = dict.fromkeys(self._live, 0)  # the number of pushes of each worker
-        self._asked: dict[int, tuple[Array, Work]] = {}  # the posted receive of each worker's next header
+        self._asked: dict[int, tuple[Array, Work[Any]]] = {}  # the posted receive of each worker's next header
         self._waiting: dict[int, int] = {}  # workers waiting for the answer to a pull, and their numbers of pushes
         self._pushed: dict[int, Parameters] = {}  # with staleness 0: the gradients for the next step, by worker
 

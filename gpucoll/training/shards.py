@@ -25,9 +25,11 @@ class Shards:
     """A layout of arrays of one dtype as a matrix: row r has rank r's shard of every array, one after another."""
 
     def __init__(self, arrays: Mapping[str, Like], rank: int, size: int) -> None:
-        self.arrays, self._rank, self._size = arrays, rank, size
+        self.arrays: Mapping[str, Like] = arrays
+        self._rank, self._size = rank, size
         # Shards are padded to equal lengths, so a single reduce-scatter or all-gather serves all the arrays.
-        self._start, self.length = {}, 0  # the start of each array's shard in a row; the length of a row
+        self._start: dict[str, int] = {}  # the start of each array's shard in a row
+        self.length: int = 0  # of a row
         for name, array in arrays.items():
             self._start[name] = self.length
             self.length += -(-array.size // size)

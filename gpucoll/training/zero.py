@@ -142,7 +142,9 @@ class ZeRO(Averaging):
             if partner is not None and not isinstance(partner, PartnerCopy):
                 raise ArgumentError(f"ZeRO: partner {partner!r} is not a PartnerCopy()", code="GC-PARTNER")
 
-        self._stage, self.optimizer, self._partner = stage, optimizer, partner
+        self._stage = stage
+        self.optimizer: Optimizer = optimizer
+        self._partner = partner
         arrays = opened("ZeRO", parameters, comm, check, contiguous=True)
         like = {name: Like.of(array) for name, array in arrays.items()}
         # From stage 2 on a bucket is freed once reduced. Buckets no longer than the longest parameter keep the memory

@@ -44,8 +44,8 @@ RETRY_INTERVAL = 1e-2  # seconds between two tries of something that failed for 
 Address = tuple[str, int]  # a host's name or number, and a TCP port
 Frame = tuple[dict[str, Any], bytes]
 Name = int | str  # of a process in a group: a rank, or an applicant's name
-log = logging.getLogger("gpucoll")
-CHANGED = PROCESS.changed
+log: logging.Logger = logging.getLogger("gpucoll")
+CHANGED: threading.Condition = PROCESS.changed
 
 
 class StoreError(BackendError):
@@ -286,7 +286,8 @@ class Ranks(Peers):
 
     def __init__(self, size: int, token: str, own: int = 0) -> None:
         super().__init__(token)
-        self.size, self.own = size, own
+        self.size: int = size
+        self.own: int = own
 
     def refusal(self, name: Name, greeting: Mapping[str, Any]) -> str:
         if type(name) is not int or name == self.own or not 0 <= name < self.size or name in self.members:
@@ -305,7 +306,7 @@ class Hub:
         self._groups, self._size = ChainMap(dict(groups), PROCESS.applicants), size
         self._unproved: dict[Connection, float] = {}  # greetings in progress, and their start times; the oldest first
         self._listener: socket.socket | None = listener
-        self.port = 0 if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
+        self.port: int = 0 if listener.family == socket.AF_UNIX else int(listener.getsockname()[1])
         self._accepts = threading.Thread(target=self._accept, args=[listener], name="gpucoll hub", daemon=True)
         PROCESS.sockets.add(listener)
 

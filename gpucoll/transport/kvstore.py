@@ -17,6 +17,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from gpucoll.errors import CollectiveTimeout
@@ -137,8 +138,9 @@ class StoreServer(Ranks, MemoryStore):
     def __init__(self, size: int, token: str = "", own: int = 0, host: str = "") -> None:
         MemoryStore.__init__(self)
         Ranks.__init__(self, size, token, own)
-        self.host, self.answer = host, self._answer
-        self.lost = lambda: self.broadcast({"gone": self.news()})
+        self.host: str = host
+        self.answer: Callable[[Any, Frame], Frame | None] = self._answer
+        self.lost: Callable[[], object] = lambda: self.broadcast({"gone": self.news()})
 
     @classmethod
     def at(cls, address: Address | None, size: int, token: str) -> StoreServer:
@@ -199,12 +201,14 @@ class StoreClient(KeyStore):
     """Another rank's access to the store, by its `connection`; any thread may call."""
 
     def __init__(self, connection: Connection, timeout: float, host: str = "", own: int = 0) -> None:
-        self._connection, self._timeout, self.own = connection, timeout, own
-        self.gone, self._numbers = list[int](), 0
+        self._connection, self._timeout = connection, timeout
+        self.own: int = own
+        self.gone: Any = []
+        self._numbers = 0
         self._is_silent = False  # whether the last request has had no answer yet
         self._lock = threading.Lock()  # held from a request to its answer: one request at a time on the connection
         mine = str(connection.socket.getsockname()[0]) if host else ""
-        self.host = host if mine == "::1" or mine.startswith("127.") else mine
+        self.host: str = host if mine == "::1" or mine.startswith("127.") else mine
 
     @classmethod
     def at(cls, address: Address | None, rank: int, size: int, token: str, timeout: float) -> StoreClient:
@@ -315,7 +319,7 @@ class StoreClient(KeyStore):
 
     def close(self) -> None:
         """Say goodbye, so that the store does not count this rank as gone, and close the connection."""
-        self.is_lost = True
+        self.is_lost: bool = True
         # A short timeout: a stopped rank 0 must not delay the end of this process.
         with contextlib.suppress(OSError), self._lock:
             self._connection.socket.settimeout(REQUEST_TIMEOUT)

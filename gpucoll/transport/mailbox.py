@@ -56,7 +56,9 @@ class StoreRanks:
 
     def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float,
                  numbers: Sequence[int] | None = None) -> None:
-        self.rank, self.size, self.numbers = rank, size, range(size) if numbers is None else numbers
+        self.rank: int = rank
+        self.size: int = size
+        self.numbers: range | Sequence[int] = range(size) if numbers is None else numbers
         self._store, self._name, self._timeout, self._calls = store, name, timeout, 0
 
     def allgather(self, value: Any) -> list[Any]:
@@ -166,7 +168,8 @@ class StoredMessage:
 
     def __init__(self, store: KeyStore | None, key: str, row: Any, dtype: int = 0) -> None:
         self._store, self._key, self._row, self._length = store, key, row, 0 if store is None else None
-        self._dtype, self.came = dtype, 0
+        self._dtype = dtype
+        self.came: int = 0
 
     @property
     def length(self) -> int | None:
@@ -176,7 +179,8 @@ class StoredMessage:
             if value is not None:
                 self._store.delete(self._key)
                 # At most the shorter of message and array is copied; `length` shows the caller a truncated message.
-                self.came, came = value[0], numpy.frombuffer(value, numpy.uint8, offset=1)
+                self.came = value[0]
+                came = numpy.frombuffer(value, numpy.uint8, offset=1)
                 count = min(len(came), len(self._row)) if are_compatible(self.came, self._dtype) else 0
                 numpy.copyto(self._row[:count], came[:count])
                 self._length = len(came)
@@ -203,9 +207,13 @@ class _Message:
     """One end, send or receive, of a message between threads; also the request tested by the owner."""
 
     def __init__(self, row: numpy.ndarray, dtype: int, key: MessageKey = (0, 0, 0), *, sends: bool = False) -> None:
-        self.row, self.dtype, self.key, self.sends, self.nbytes = row, dtype, key, sends, len(row)
-        self.came = 0  # the dtype code of the received message
-        self.number = 0  # the position in the order of all ends that had to wait
+        self.row: numpy.ndarray = row
+        self.dtype: int = dtype
+        self.key: MessageKey = key
+        self.sends: bool = sends
+        self.nbytes: int = len(row)
+        self.came: int = 0  # the dtype code of the received message
+        self.number: int = 0  # the position in the order of all ends that had to wait
         self.length: int | None = None  # the length in bytes of the sent message, once copied
 
     def Test(self, status: Any = None) -> bool:
@@ -270,7 +278,8 @@ class ThreadMessages:
     """A rank's access to messages between threads, with mpi4py's methods used by executors."""
 
     def __init__(self, rank: int, mail: Mailbox) -> None:
-        self._rank, self.mail = rank, mail
+        self._rank = rank
+        self.mail: Mailbox = mail
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> _Message:
         """Begin to send ``[bytes, "B"]`` with the dtype code `dtype` to rank `dest`."""

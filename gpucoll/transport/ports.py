@@ -83,7 +83,8 @@ class Port(Hub):
         listener = listener_at("", address, exact=exact)
         listener.listen(BACKLOG)
         super().__init__({}, listener)
-        self.address, self.users = (address[0], self.port), 0
+        self.address: tuple[str, int] = (address[0], self.port)
+        self.users: int = 0
 
 
 def port(host: str, use: int = 0) -> Port:

@@ -22,8 +22,8 @@ class Process:
 
     def __init__(self) -> None:
         # Guards the hubs and groups of this process; notified at every change. Reentrant.
-        self.changed = threading.Condition()
-        self.sockets = weakref.WeakSet[socket.socket]()  # all sockets of the connections and hubs
+        self.changed: threading.Condition = threading.Condition()
+        self.sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()  # all sockets of the connections and hubs
         self.applicants: dict[str, Any] = {}  # the groups of applicants that this process lets in, by key, see `ports`
         self.ports: dict[str, Any] = {}  # by the name of the host
         # Addresses given by users where this process lets newcomers in; None is the port of a store.
@@ -31,10 +31,13 @@ class Process:
         self.stores: dict[object, Any] = {}  # by token and address, or by object
         self.ucx: Any = None  # UCX's worker of this process
         self.limits: list[float] = []  # on the end of MPI, and on rank 0's wait, set by failed communicators
-        self.lost_mpi = self.lost_ucx = False  # whether MPI or UCX is the parent's: its threads are missing here
+        # Whether MPI or UCX is the parent's: its threads are missing here.
+        self.lost_mpi: bool = False
+        self.lost_ucx: bool = False
         self.exporter: Any = None  # of metrics, and of a summary at the end
         self.forks: list[Callable[[], object]] = []  # called in the child of a fork
-        self.ends = contextlib.ExitStack()  # the steps at the end of the process, the last one first
+        # The steps at the end of the process, the last one first.
+        self.ends: contextlib.ExitStack[bool | None] = contextlib.ExitStack()
         self.ends.callback(self.close)  # after the communicators' last messages, whose step is added later
 
     def forked(self) -> None:

@@ -57,10 +57,11 @@ class UcxProcess:
     """UCX's worker of this process."""
 
     def __init__(self) -> None:
-        module, self.reason = library()
+        module, reason = library()
+        self.reason: str = reason
         self.worker: Any = None
-        self.address = b""
-        self.contexts = 0  # the next number for a communicator of this process
+        self.address: bytes = b""
+        self.contexts: int = 0  # the next number for a communicator of this process
         # The names of the communicators that agree on a number now. The least name comes first.
         self._agreeing: list[str] = []
         self._taking = ""  # the name that this rank agrees on now
@@ -245,13 +246,14 @@ class ProbedReceive:
         self._carrier, self._key, self._row, self._dtype = carrier, key, row, dtype
         self._request: Any = None  # UCX's, once a message is matched
         self._nbytes: int | None = None
-        self.came = 0
+        self.came: int = 0
 
     def take(self, worker: Any, message: int, nbytes: int, came: int) -> None:
         """Begin to receive a message, into other memory if it does not fit the array."""
         fits = nbytes <= len(self._row) and are_compatible(came, self._dtype)
         row = self._row[:nbytes] if fits else numpy.empty(nbytes, numpy.uint8)
-        self._request, self.came = worker.take(message, row), came
+        self._request = worker.take(message, row)
+        self.came = came
 
     @property
     def length(self) -> int | None:

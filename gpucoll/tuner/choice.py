@@ -300,13 +300,14 @@ class Model:
     """Predictions for one `world` by a table. The most similar shape in the table serves, exact or not."""
 
     def __init__(self, table: Table, world: World) -> None:
-        self.table, self.world = table, world
-        self.topology = functools.cache(self._topology)
+        self.table: Table = table
+        self.world: World = world
+        self.topology: Callable[[str], Topology | None] = functools.cache(self._topology)
         device = "cuda" if world.device == "cuda" else "cpu"
         # Links missing in the table's shape are taken from the built-in table.
         self._shapes = [shape for source in (table, built_in())
                         if (shape := _nearest(source, world, device)) is not None]
-        self.shape = self._shapes[0]  # the shape most similar to this world
+        self.shape: Shape = self._shapes[0]  # the shape most similar to this world
         self._exact = self.shape[:2] == (world.size, world.node_count)  # whether the shape has these ranks and nodes
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str],

@@ -111,7 +111,7 @@ def parse(source: str, content: bytes) -> Table:
         raise ArgumentError(f"tuning table {source}: {error}; `gpucoll tune` makes a new one", code=NO_TABLE) from None
 
 
-ROW_TYPES = {"shapes": Shape, "links": LinkCost, "curves": Curve}
+ROW_TYPES: dict[str, type[Any]] = {"shapes": Shape, "links": LinkCost, "curves": Curve}
 
 
 def _row(kind: Any, values: Mapping[str, Any]) -> Any:

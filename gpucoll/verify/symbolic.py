@@ -128,7 +128,7 @@ class SymbolicMemory:
         if (row.blocks and chunks % size) or (row.ragged and chunks != size):
             many = "not one for each" if row.ragged else "no multiple"
             raise ScheduleError(f"{row.name}: {chunks} chunks are {many} of {size} blocks")
-        self.ranks = [_Rank(row, rank, size, root, chunks) for rank in range(size)]
+        self.ranks: list[_Rank] = [_Rank(row, rank, size, root, chunks) for rank in range(size)]
 
     def prove(self, schedules: Sequence[Iterable[Round]]) -> Proof:
         """Run the schedules and check every rank's output; raise ScheduleError for a wrong schedule."""

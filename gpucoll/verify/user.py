@@ -165,9 +165,11 @@ class Ledger:
     """
 
     def __init__(self, size: int) -> None:
-        self.rounds, self.gaps = 0, 0
-        self.length, self._ends = [0] * size, [0] * size  # of the longest chain: before, and in, the round
-        self.moved = [[0, 0, 0] for _ in range(size)]  # chunks sent, received, reduced
+        self.rounds: int = 0
+        self.gaps: int = 0
+        self.length: list[int] = [0] * size
+        self._ends = [0] * size  # of the longest chain: before, and in, the round
+        self.moved: list[list[int]] = [[0, 0, 0] for _ in range(size)]  # chunks sent, received, reduced
         self._steps: list[Round] = [()] * size
 
     def costs(self, chunks: int) -> dict[str, Fraction]:

@@ -34,7 +34,7 @@ CACHES = {
     "gpucoll.device.nvrtc._libraries", "gpucoll.health.processes._descriptors",
     "gpucoll.device.gpus._given", "gpucoll.device.nccl._dropped",
 }
-MACHINE = "gpucoll.emulation.faces."  # its memory and handles live as long as the process, as those of a GPU's driver
+MACHINE = "gpucoll.emulation._faces."  # its memory and handles live as long as the process, as those of a GPU's driver
 REGISTRY = "gpucoll.algorithms._REGISTRY"
 USERS = {REGISTRY: {}, "gpucoll.algorithms._USED": set(), "gpucoll.msccl._REGISTERED": {}}  # empty before the import
 # The thread of a communicator (an open communicator is reported itself), and the emulated GPU for the whole process.

@@ -19,7 +19,7 @@ SIZE = 3
 PEER = {"GPUCOLL_EXECUTOR": "peer"}
 SHARE = {"GPUCOLL_SHARE_GPU": "1"}
 SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
-HOSTILE = {"EMULATED_RULES": "hostile"}  # see gpucoll/emulation/faces/cupy/hostile.py
+HOSTILE = {"EMULATED_RULES": "hostile"}  # see gpucoll/emulation/_faces/cupy/hostile.py
 
 pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 

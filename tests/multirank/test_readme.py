@@ -75,7 +75,7 @@ def test_the_pages_examples_run_on_two_ranks_and_a_mesh_on_four(mpiexec, tmp_pat
 @pytest.mark.emulated
 @pytest.mark.parametrize("example", [*blocks("python gpu")])
 def test_the_pages_examples_for_gpus_run_on_emulated_ones(mpiexec, emulated_kernels, tmp_path, monkeypatch, example):
-    places = [ROOT / "gpucoll/emulation/faces", ROOT / "tests", ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+    places = [ROOT / "gpucoll/emulation/_faces", ROOT / "tests", ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, places)))
     monkeypatch.setenv("EMULATED_GPUS", "8")
     run(mpiexec, tmp_path, 2, example)

@@ -14,7 +14,7 @@ from gpucoll.transport.rendezvous import becomes
 from harness.pace import seconds
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS, FACES = ROOT / "scripts", ROOT / "gpucoll" / "emulation" / "faces"
+SCRIPTS, FACES = ROOT / "scripts", ROOT / "gpucoll" / "emulation" / "_faces"
 ON_EMULATED_GPU = {"PYTHONPATH": str(FACES), "EMULATED_GPUS": "1"}
 PARTS = [part.name for part in gpu_check.PARTS]
 

@@ -93,7 +93,7 @@ print("found")
 
 @pytest.mark.kernel
 def test_a_device_finds_what_was_compiled_ahead(tmp_path):
-    places = [str(ROOT / "gpucoll" / "emulation" / "faces"), str(ROOT)]
+    places = [str(ROOT / "gpucoll" / "emulation" / "_faces"), str(ROOT)]
     job = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env={
         **os.environ, "GPUCOLL_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(places), "EMULATED_GPUS": "1"})
     lines = job.stdout.splitlines()

@@ -16,7 +16,7 @@ import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FACES = ROOT / "gpucoll" / "emulation" / "faces"
+FACES = ROOT / "gpucoll" / "emulation" / "_faces"
 USERS = ("gpucoll/**/*.py", "scripts/*.py", "bench/*.py", "tests/gpu/*.py")
 
 

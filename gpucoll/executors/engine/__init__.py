@@ -48,7 +48,7 @@ from gpucoll.transport.tags import ENGINE_CALLS, ENGINE_TAGS
 MISMATCH_TIMEOUT, SHORT_TIMEOUT, MISMATCH_INTERVAL = 5.0, 0.25, 1e-4
 # The counter of a rank that has shown the place of its call. One less than the engine's SETTLED, and above all rounds.
 SITE_SHOWN = (1 << ROUNDS) - 2
-CHECK_LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
+CHECK_LEVELS: dict[str | None, int] = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
 
 
 class HostKind(NamedTuple):
@@ -79,17 +79,19 @@ class NodeEngine(Executor):
     """
 
     def __init__(self, link: Any, timeout: float, check: str | None, name: str, *, on_engine: bool = True) -> None:
-        self.name, self.kind, self.on_engine = name, HOST_KINDS[name], on_engine
+        self.name: str = name
+        self.kind: HostKind = HOST_KINDS[name]
+        self.on_engine: bool = on_engine
         self._check = CHECK_LEVELS[check] if self.kind.compares else OFF
         self._capsule: Any = None  # the wire
         # Whether the engine compares calls by messages that also carry the first data.
-        self.is_compared_by_wire = False
+        self.is_compared_by_wire: bool = False
         self._may_compare = on_engine and CHECK_LEVELS[check] == ALL and self.kind.has_wire
         self._link, self._timeout, self._size = link, timeout, link.place.size
         found, place = library(), link.place
         if not self.kind.carries:
             place = place._replace(nodes=tuple(range(self._size)))
-        self.node_ranks = NodeRanks(place, found is not None, 0 if found is None else found.BOX)
+        self.node_ranks: NodeRanks = NodeRanks(place, found is not None, 0 if found is None else found.BOX)
         self._has_met, self._nodes = False, place.nodes
         self.engine: Any = None
         self.plans: Any = None
@@ -99,7 +101,7 @@ class NodeEngine(Executor):
         # Returns the error for a failure shown by a rank, once the rank has told its cause; None if it tells nothing.
         self.told: Callable[[int], GpucollError | None] = lambda rank: None
         self.comparison: Any = None  # compares calls by messages, if the engine does not
-        self.described = ""  # the whole description of a call without data
+        self.described: str = ""  # the whole description of a call without data
         self._explaining = Comparing(self, "")  # finds the difference after unlike greetings
         self._asked: int | None = None  # the rank whose next call is awaited: see `next_call`
 
@@ -147,7 +149,7 @@ class NodeEngine(Executor):
                 workspace_bytes=SMALL, boxes=node_ranks.boxes, heads=heads, keys=keys, processes=processes)
             self._record()
             # Whether the call under way has ended; `patient` waits a short time, for a thread that waits alone.
-            self.has_ended = functools.partial(self.engine.go_on)
+            self.has_ended: Callable[[], Any] = functools.partial(self.engine.go_on)
             self.has_ended.patient = self.engine.ends  # type: ignore[attr-defined] # partial objects take attributes
             self.plans = Plans(node_ranks, self.engine, self._comparing)
             if self._capsule is not None:
@@ -155,7 +157,8 @@ class NodeEngine(Executor):
 
     def use_wire(self, capsule: Any) -> None:
         """Send the messages between nodes by the wire in a capsule; called on all ranks, before the first call."""
-        self._capsule, self.is_compared_by_wire = capsule, self._may_compare
+        self._capsule = capsule
+        self.is_compared_by_wire = self._may_compare
         if self.engine is not None:
             self._bind_wire()
 

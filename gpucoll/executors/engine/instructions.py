@@ -101,7 +101,8 @@ class Writer:
         self._width = request.dtype.itemsize
         # Both halves of the plan share one piece of memory: the engine carries out instructions in order, so that a
         # round begins when all results of the round before have been formed.
-        self.private_bytes = self._kept = max(plan.workspace[half] for half in HALVES) * self._width
+        self._kept = max(plan.workspace[half] for half in HALVES) * self._width
+        self.private_bytes: int = self._kept
         self._counters: dict[int, tuple[int, int]] = {}  # by number of a send to a same-node peer: peer and counter
         self._under_way: dict[int, Message] = {}  # messages between nodes not yet awaited, by number
         # Whether AGREE is still to come, the numbers of messages that travel with greetings, and the engine's numbers

@@ -45,11 +45,14 @@ class NodeRanks:
     """
 
     def __init__(self, place: Any, able: bool, box: int) -> None:
-        self.rank, self.size, self._able = place.rank, place.size, able
-        self.all = frozenset(rank for rank, node in enumerate(place.nodes) if node == place.nodes[place.rank])
-        self.first = head_bytes(self.size)  # the place of the workspaces
+        self.rank: int = place.rank
+        self.size: Any = place.size
+        self._able = able
+        self.all: frozenset[int] = frozenset(
+            rank for rank, node in enumerate(place.nodes) if node == place.nodes[place.rank])
+        self.first: int = head_bytes(self.size)  # the place of the workspaces
         # The place of the mailboxes. Each workspace has a spare page: the engine shifts the starts (see `Node.offset`).
-        self.boxes = self.first + 2 * len(BUFFERS) * (SMALL + PAGE)
+        self.boxes: int = self.first + 2 * len(BUFFERS) * (SMALL + PAGE)
         self._held = [0] * len(BUFFERS)  # the reserved bytes of the workspaces
         self._refused = 0  # the error number if the system gives this rank no memory
         try:
@@ -64,14 +67,15 @@ class NodeRanks:
         # Do not raise here, while the other ranks wait for this rank: `meet` raises on all ranks.
         except OSError as error:
             self._segment, self._refused = Segment(self.first, shared=False), error.errno or errno.ENOMEM
-        self.keys = {self.rank: self._segment.key}
-        self.controls = {self.rank: self._segment.row}
-        self.words = {self.rank: _words(self._segment.row)}
-        self.processes = {self.rank: os.getpid()}
+        self.keys: dict[int, int] = {self.rank: self._segment.key}
+        self.controls: dict[int, Array] = {self.rank: self._segment.row}
+        self.words: dict[int, memoryview[int]] = {self.rank: _words(self._segment.row)}
+        self.processes: dict[int, int] = {self.rank: os.getpid()}
         self._attached: dict[tuple[int, int], Array] = {}
         self._copier = Copier()
-        self.maps = self.copies = False  # whether all pairs can map, and copy, memory
-        self.all_able = False
+        self.maps: bool = False  # whether all pairs can map memory
+        self.copies: bool = False  # whether all pairs can copy it
+        self.all_able: bool = False
 
     def reserve(self, buffer: int, nbytes: int) -> None:
         """Reserve memory for `nbytes` in both workspaces of a buffer; raise OSError if the system has none."""
@@ -124,7 +128,9 @@ class NodeRanks:
         able = [self._try(other, *row[:4]) for other, row in zip(ranks, facts, strict=True) if other != self.rank]
         mine = [*([int(all(column)) for column in zip(*able, strict=True)] or [1, 1]), int(self._able)]
         rows = yield from exchange(wire, self.rank, ranks, mine)
-        self.maps, self.copies, self.all_able = (all(row[place] for row in rows) for place in range(3))
+        self.maps = all(row[0] for row in rows)
+        self.copies = all(row[1] for row in rows)
+        self.all_able = all(row[2] for row in rows)
 
     def _try(self, other: int, process: int, key: int, token: int, place: int) -> tuple[bool, bool]:
         """Return whether this rank can map, and whether this rank can copy, the memory of another rank."""

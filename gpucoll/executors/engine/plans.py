@@ -51,8 +51,10 @@ class Plans:
     def __init__(self, node_ranks: NodeRanks, engine: Any,
                  comparing: Callable[..., Callable[[], bool] | None] = lambda description="": None,
                  roles: WireRoles | None = None) -> None:
-        self._node_ranks, self._engine, self._comparing, self.roles = node_ranks, engine, comparing, roles
-        self.without_data, self.deferred = map(functools.lru_cache(CACHED_PLANS), (self._without_data, self._deferred))
+        self._node_ranks, self._engine, self._comparing = node_ranks, engine, comparing
+        self.roles: WireRoles | None = roles
+        self.without_data: functools._lru_cache_wrapper[Any] = functools.lru_cache(CACHED_PLANS)(self._without_data)
+        self.deferred: functools._lru_cache_wrapper[Any] = functools.lru_cache(CACHED_PLANS)(self._deferred)
         self._staging: dict[int, Segment] = {}
         self._outgrown: list[Segment] = []  # a call under way may still use these
 

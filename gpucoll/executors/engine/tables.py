@@ -33,7 +33,7 @@ PAGE, CACHE_LINE = 4096, 64  # bytes
 HEAD, COUNTER, FAILURE, ARRIVED, TOKEN, BEGUN, ENDED, LEFT = 768, 0, 4, 5, 86, 90, 91, 92
 SLOT_BYTES = SLOT + 320
 # The numbers in the header, by type in C++.
-NUMBERS = {"int": ("TEXT", "ROUNDS"), "uint32_t": ("SHOWN",), "int64_t": ("SLOTS",),
+NUMBERS: dict[str, tuple[str, ...]] = {"int": ("TEXT", "ROUNDS"), "uint32_t": ("SHOWN",), "int64_t": ("SLOTS",),
            "uint64_t": ("SLOT", "OPENING", "PAGE", "CACHE_LINE", "HEAD", "COUNTER", "FAILURE", "ARRIVED", "TOKEN",
                         "BEGUN", "ENDED", "LEFT", "SLOT_BYTES")}
 

@@ -87,7 +87,7 @@ class NcclExecutor(Executor):
 
     def __init__(self, device: Device, transport: DeviceTransport, order: StreamOrder) -> None:
         self._device, self._transport, self._order = device, transport, order
-        self.captures = transport.capturable
+        self.captures: bool = transport.capturable
         self._workspace = Workspace(device)
         self._captured = Workspace(device)  # for the user's graphs, launched at unknown times, in order
         self._graphs = Graphs()

@@ -25,8 +25,9 @@ NCCL_ON_BOOL = {"sum": "max", "max": "max", "bor": "max", "lor": "max", "prod": 
 WITH_OP = ("all_reduce", "reduce", "reduce_scatter")
 _BY_BLOCKS = ("ring", "collnetdirect", "nvls", "pat")
 # NCCL's algorithms by collective, after ncclTopoTuneModel (graph/tuning.cc). NCCL itself refuses what the links lack.
-NCCL_ALGORITHMS = {"all_reduce": ("ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree"),
-                   "all_gather": _BY_BLOCKS, "reduce_scatter": _BY_BLOCKS, "broadcast": ("ring",), "reduce": ("ring",)}
+NCCL_ALGORITHMS: dict[str, tuple[str, ...]] = {
+    "all_reduce": ("ring", "tree", "collnetdirect", "collnetchain", "nvls", "nvlstree"),
+    "all_gather": _BY_BLOCKS, "reduce_scatter": _BY_BLOCKS, "broadcast": ("ring",), "reduce": ("ring",)}
 
 
 class NcclNative(Executor):

@@ -244,10 +244,12 @@ class PeerExecutor(Executor):
     name = "peer"
 
     def __init__(self, device: Device, order: StreamOrder, link: Any, waits: Progress, *, required: bool) -> None:
-        self._device, self.order, self._timeout = device, order, waits.timeout
+        self._device = device
+        self.order: StreamOrder = order
+        self._timeout = waits.timeout
         self._handshake = Handshake(device, link, waits, required=required)
-        self.minds_blocking = self._handshake.shares_context
-        self.symmetric = None if self.unavailable_reason else \
+        self.minds_blocking: bool = self._handshake.shares_context
+        self.symmetric: SymmetricMemory | None = None if self.unavailable_reason else \
             SymmetricMemory(link.place.size, device, self._handshake.memory, order)
         self._workspace = Workspace(device)
 

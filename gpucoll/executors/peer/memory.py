@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import address
-from gpucoll.arrays.segments import Slab
+from gpucoll.arrays.segments import Heap, Slab
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device import Device, Event
@@ -47,10 +47,10 @@ class Handshake:
         self._seat: GpuSeat | None = None  # of this communicator on the GPU
         self._is_busy = False  # whether another communicator has a place that this one needs
         self.memory: Any = None  # a `PeerMemory`, once this rank has one
-        self.control = numpy.zeros((), CONTROL)  # written by a kernel that gives up; the host may write at any time
-        self.room = Room(link.place.size)
-        self.ranks_share_gpu = False  # of threads or processes: kernels of one rank wait for the other's
-        self.moves_rows = False  # whether the ranks may use packets of 128 bytes
+        self.control: Any = numpy.zeros((), CONTROL)  # written by a kernel that gives up, or by the host
+        self.room: Room = Room(link.place.size)
+        self.ranks_share_gpu: bool = False  # of threads or processes: kernels of one rank wait for the other's
+        self.moves_rows: bool = False  # whether the ranks may use packets of 128 bytes
         self._switch_memory: MulticastMemory | None = None
         self.multicast: Multicast | None = None  # memory of all ranks at one address, if a switch can reduce there
         self.unavailable_reason: str | None = None
@@ -281,7 +281,7 @@ class SymmetricMemory:
         self._memory = memory
         self._starts: dict[int, tuple[int, list[int]]] = {}  # by slab key: number, and the ranks' addresses
         self._slabs = 0
-        self.heap = device.new_heap(size, order)
+        self.heap: Heap = device.new_heap(size, order)
 
     def export(self, slab: Slab) -> list[int]:
         """Return the words that `reach` needs on the other ranks; no words if the system forbids access."""

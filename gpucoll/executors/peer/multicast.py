@@ -234,7 +234,7 @@ class DescriptorOffer:
     """A descriptor on offer to processes of this user; `name` is a number for `reach`."""
 
     def __init__(self) -> None:
-        self.name = secrets.randbits(NAME_BITS)
+        self.name: int = secrets.randbits(NAME_BITS)
         self._listener = socket.socket(socket.AF_UNIX)
         try:
             self._listener.bind(_place(self.name))

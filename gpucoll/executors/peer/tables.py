@@ -131,7 +131,8 @@ class PeerHeap:
     """
 
     def __init__(self, room: Room, rank: int, slabs: Sequence[int], control: int, patience: float) -> None:
-        self.room, self.rank = room, rank
+        self.room: Room = room
+        self.rank: int = rank
         offsets = {name: room.offsets[name] for name in ("lines", "books", "packets", "ll128", "slots", "staging")}
         values = {"slabs": _filled(slabs), "control": control, "patience": int(min(patience, 1e9) * 1e9), "rank": rank,
                   "ranks": room.ranks, "depth": room.depth, **offsets, "packet_room": room.packet_room,

@@ -110,15 +110,16 @@ class Still:
     """
 
     def __init__(self, view: View) -> None:
-        self.view = view
-        self.cells = max(1, self.view.outputs, self.view.scratch)
+        self.view: View = view
+        self.cells: int = max(1, self.view.outputs, self.view.scratch)
         inputs = max(1, *map(len, self.view.inputs))
-        self.cell = min(22.0, max(6.0, 88 / max(self.cells, inputs)))
-        self.height = 16.0  # of a chunk of output; chunks of scratch have half the height
-        self.lane = self.height * (1.5 if self.view.scratch else 1) + 16
+        self.cell: float = min(22.0, max(6.0, 88 / max(self.cells, inputs)))
+        self.height: float = 16.0  # of a chunk of output; chunks of scratch have half the height
+        self.lane: float = self.height * (1.5 if self.view.scratch else 1) + 16
         room = max(54.0 if self.view.size < 10 else 74.0, LABEL_ROOM - self.cells * self.cell)
-        self.gaps = [room + ROUND_WIDTH * load / view.chunks * view.moves_data for load in view.busiest]
-        self.lefts, self.ends = [LEFT_MARGIN], [LEFT_MARGIN + max(40.0, inputs * self.cell)]  # of each column
+        self.gaps: list[float] = [room + ROUND_WIDTH * load / view.chunks * view.moves_data for load in view.busiest]
+        self.lefts: list[float] = [LEFT_MARGIN]  # of each column
+        self.ends: list[float] = [LEFT_MARGIN + max(40.0, inputs * self.cell)]
         for gap in self.gaps:
             self.lefts.append(self.ends[-1] + gap)
             self.ends.append(self.lefts[-1] + self.cells * self.cell)

@@ -27,7 +27,10 @@ class Flow:
     """A message under way."""
 
     def __init__(self, receiver: int, nbytes: float, way: Way) -> None:
-        self.receiver, self.left, self.links, self.rate = receiver, nbytes, way.links.tolist(), 0.0
+        self.receiver: int = receiver
+        self.left: float = nbytes
+        self.links: list[int] = way.links.tolist()
+        self.rate: float = 0.0
 
 
 class FlowReplay:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy
@@ -34,10 +35,12 @@ class GraphRoutes:
     def __init__(self, graph: LinkGraph, size: int, flows: Flows | None = None) -> None:
         if size != graph.ranks:
             raise ArgumentError(f"graph {graph.name} has {graph.ranks} ranks, not {size}", code="GC-TOPOLOGY")
-        self.size, self.graph, self.flows = size, graph, flows
+        self.size: int = size
+        self.graph: LinkGraph = graph
+        self.flows: Flows | None = flows
         self._numbers = {key: number for number, key in enumerate(graph.edges)}
         self._betas = numpy.array([1e-9 / float(edge.GBps) for edge in graph.edges.values()])
-        self.way = functools.lru_cache(None)(self._found)
+        self.way: Callable[[int, int], Way] = functools.lru_cache(None)(self._found)
         self._through_switches = functools.lru_cache(None)(functools.partial(self._search, only_switches=True))
         self._through_ranks = functools.lru_cache(None)(functools.partial(self._search, only_switches=False))
         self._after = graph.after()

@@ -25,8 +25,11 @@ class Demand:
     """
 
     def __init__(self, size: int, ranks: int, roots: Mapping[int, int], deadline: float = math.inf) -> None:
-        self.size, self.ranks, self.roots, self.deadline = size, ranks, dict(roots), deadline
-        self.trees = sum(roots.values())
+        self.size: int = size
+        self.ranks: int = ranks
+        self.roots: dict[int, int] = dict(roots)
+        self.deadline: float = deadline
+        self.trees: int = sum(roots.values())
 
     def among_ranks(self) -> Demand:
         """Return the same trees asked of a graph without switches."""

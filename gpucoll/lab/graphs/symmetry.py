@@ -120,11 +120,12 @@ class Symmetric:
     """A graph with rotations; finds trees of rank 0 whose turned copies fill the links."""
 
     def __init__(self, graph: LinkGraph, turns: Rotations) -> None:
-        self.graph, self.sides = graph, turns.sides
+        self.graph: LinkGraph = graph
+        self.sides: tuple[int, ...] = turns.sides
         self._digits = numpy.array(numpy.unravel_index(range(graph.ranks), self.sides))
         self._classes, sizes = self._classes_of_links(turns)
         # A class has the bandwidth of all its links, for the trees of all ranks.
-        self.budgets = [Fraction(0)] * len(sizes)
+        self.budgets: list[Fraction] = [Fraction(0)] * len(sizes)
         for link, number in self._classes.items():
             self.budgets[number] = graph.edges[link].GBps * sizes[number] / graph.ranks
         scale = math.lcm(*(budget.numerator for budget in self.budgets))
