@@ -17,8 +17,9 @@ from typing import NamedTuple
 from gpucoll.algorithms import Algorithm, registry
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.lab.draw import draw
-from gpucoll.lab.formula import total_sent
-from gpucoll.simulator import simulate
+from gpucoll.lab.formula import FORMULA, by_formula, total_sent
+from gpucoll.simulator import shipped, simulate
+from gpucoll.tuner import segments
 
 WIDEST = 1000  # pixels of a picture on a page: a wider picture is drawn again with fewer ranks
 RANKS = (8, 6, 5, 4)
@@ -96,6 +97,7 @@ def section(row: Algorithm, drawings: Path) -> Iterator[str]:
     """Yield a page's lines on one collective, after writing its picture and its animated page."""
     name = f"{row.name}-{row.collective}"
     size, drawing = picture(row)
+    depth = segments(row.collective, row.name, 1 << 20, PRICED)
     (drawings / f"{name}.svg").write_text(drawing, encoding="utf-8")
     (drawings / f"{name}.html").write_text(draw(row.name, row.collective, size=RANKS[0]), encoding="utf-8")
     yield from (
@@ -105,17 +107,16 @@ def section(row: Algorithm, drawings: Path) -> Iterator[str]:
         f'alt="{row.name}, {row.collective} on {size} ranks: what every rank holds after every round"></div>',
         f'<p><a class="step" href="{name}.html">Step through it, on {RANKS[0]} ranks</a></p>',
         "```", "",
-        f"| | formula | P = {PRICED}, N = 1 MiB, S = 1 |", "|---|---|---|")
-    price = row.price(PRICED, 1 << 20)
+        f"| | formula | P = {PRICED}, N = 1 MiB, S = {depth} |", "|---|---|---|")
+    price = row.price(PRICED, 1 << 20, depth)
     for label, field, unit in (("rounds", "rounds", ""), ("bytes on the longest path", "path", " B"),
                                ("most bytes sent", "sent", " B"), ("most bytes received", "received", " B"),
                                ("most bytes combined", "reduced", " B")):
         yield f"| {label} | `{getattr(row.cost, field)}` | {float(price[field]):,.0f}{unit} |"
-    total = float((total_sent(row.collective, row.name, PRICED) or 0) * (1 << 20))
-    seconds = simulate(row.collective, row.name, PRICED, 1 << 20).seconds
+    total = float((total_sent(row.collective, row.name, PRICED, depth) or 0) * (1 << 20))
+    predicted = simulate(row.collective, row.name, PRICED, 1 << 20, segments=depth)
     yield f"| bytes sent by all ranks together | counted | {total:,.0f} B |"
-    yield ("| [time](../guide/time.md) on one switch | `rounds a + max(path, sent, received) b + reduced g` | "
-           f"{1e6 * seconds:,.1f} us |")
+    yield (f"| [time](../guide/time.md) on one switch | `{FORMULA}` | {by_formula(predicted, shipped('switch'))} |")
     notes = [f"The data is cut into `{row.chunks}` chunks."]
     if row.in_rank_order:
         notes.append("Contributions are combined in rank order, so that `deterministic=True` allows it.")
