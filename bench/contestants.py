@@ -127,7 +127,7 @@ def agreed(comm: Communicator, make: Callable[[], Any]) -> Any:
         made = make()
     except LeftOutPeer as left:
         reason = str(left)
-    return next(filter(None, comm.all_gather_object(reason)), made)
+    return next(filter(None, ranks_of(comm).allgather(reason)), made)
 
 
 def _rehearsed(peer: Peer, data: Data) -> Callable[..., Any]:
@@ -258,7 +258,7 @@ def gloo(comm: Communicator) -> Any:
         host = "127.0.0.1" if comm.nodes == 1 else socket.gethostname()
         with socket.socket() as probe:  # a free port of rank 0's host
             probe.bind((host, 0))
-            where = comm.broadcast_object(f"{host}:{probe.getsockname()[1]}")
+            where = ranks_of(comm).bcast(f"{host}:{probe.getsockname()[1]}")
         dist.init_process_group("gloo", init_method=f"tcp://{where}", rank=comm.rank, world_size=comm.size)
     return dist
 

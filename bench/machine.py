@@ -40,7 +40,7 @@ class CopySpeed(NamedTuple):
 def copy_bandwidth(comm: Communicator, device: BenchDevice) -> CopySpeed:
     """Measure the copy bandwidth of memory, all ranks at once; collective, the same result on every rank."""
     nbytes = GPU_BYTES if device.name == "cuda" else min(MOST_COPIED, NODE_BYTES // comm.local_size)
-    nbytes = min(comm.all_gather_object(nbytes))
+    nbytes = min(ranks_of(comm).allgather(nbytes))
     source, target = (device.empty((nbytes,), "uint8") for _ in range(2))
     device.write(source, numpy.ones(nbytes, numpy.uint8))
     device.write(target, numpy.zeros(nbytes, numpy.uint8))
@@ -48,7 +48,7 @@ def copy_bandwidth(comm: Communicator, device: BenchDevice) -> CopySpeed:
     for _ in range(COPY_REPEATS):
         ranks_of(comm).Barrier()
         seconds.append(device.timed(lambda: device.copy(target, source))[0])
-    everyone = numpy.array(comm.all_gather_object(seconds))
+    everyone = numpy.array(ranks_of(comm).allgather(seconds))
     moved = 2 * nbytes / 1e9
     return CopySpeed(comm.size * moved / float(numpy.median(everyone.max(axis=0))), nbytes,
                      tuple((moved / numpy.median(everyone, axis=1)).tolist()))

@@ -61,12 +61,12 @@ def measure(bench: Bench, contestants: Sequence[Contestant], data: Data) -> list
         started = time.perf_counter()
         _repeat(bench, contestants, data, [repetition])
         elapsed = time.perf_counter() - started
-    affordable = repeats(SECONDS, bench.comm.broadcast_object(elapsed), ITERATIONS)  # judged by the last warm-up
+    affordable = repeats(SECONDS, ranks_of(bench.comm).bcast(elapsed), ITERATIONS)  # judged by the last warm-up
     timed = flags.warmup_iters + (asked or affordable)
     seconds, wrong = _repeat(bench, contestants, data, range(flags.warmup_iters, timed))
     wrong += _repeat(bench, contestants, data, range(timed, timed + flags.check))[1]
-    everyone = numpy.stack(bench.comm.all_gather_object(seconds), axis=2)
-    wrong = sum(bench.comm.all_gather_object(wrong))
+    everyone = numpy.stack(ranks_of(bench.comm).allgather(seconds), axis=2)
+    wrong = sum(ranks_of(bench.comm).allgather(wrong))
     checked = [tuple(int(count) if flags.check else None for count in row) for row in wrong]
     return [Measured(row, counts) for row, counts in zip(everyone, checked, strict=True)]
 

@@ -38,7 +38,7 @@ class Run:
         self.comm, self.options = comm, options
         self.bench: Bench = Bench(comm, options, of(comm, flags.device, stream=flags.stream, memory=flags.memory))
         self.cases: list[BenchCase] = list(every_case(options, comm.size))
-        self.places: list[Any] = comm.all_gather_object(machine.place(comm, self.bench.device))
+        self.places: list[Any] = ranks_of(comm).allgather(machine.place(comm, self.bench.device))
         self.record: dict[str, Any] = opening(options, self.places, machine.facts(comm, self.bench.device, self.places),
                                        records.words(arguments), records.environment(os.environ))
         self.own: Any = self.record["gpucoll"]
