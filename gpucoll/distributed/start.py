@@ -95,7 +95,7 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
     if init_method is not None and (not isinstance(init_method, str) or "://" not in init_method
                                     or init_method.partition("://")[0] not in INIT_METHODS):
         raise ArgumentError(f"init_process_group: init_method {init_method!r} does not begin with env://, tcp:// or "
-                            "file://; None is sufficient, because MPI knows all ranks", code="GC-INIT")
+                            "file://; None is sufficient below a launcher, and means env:// otherwise", code="GC-INIT")
     seconds = seconds_of("init_process_group", timeout)
     wanted = bootstrap.options({"timeout": seconds})
     own = _given_place(init_method, store, {"RANK": rank, "WORLD_SIZE": world_size}, wanted.timeout)
