@@ -10,7 +10,7 @@ from typing import Any
 
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.launch.places import text_of
-from gpucoll.transport.connections import Frame, Peers, connect
+from gpucoll.transport.connections import Frame, connect
 from gpucoll.transport.kvstore import StoreClient, StoreServer, kept
 from gpucoll.transport.process import PROCESS
 from gpucoll.transport.rendezvous import becomes
@@ -56,7 +56,7 @@ class TCPStore:
         self.timeout = timeout
         self.host: str = host_name
         token = text_of((host_name, port))
-        self._server = _OpenServer.at((host_name, port), 1, token) if is_master else None
+        self._server = _OpenServer.at((host_name, port), 0, token) if is_master else None
         self.port: int = port if self._server is None or self._server.hub is None else self._server.hub.port
         if self._server is not None:
             kept(self._server)
@@ -250,15 +250,10 @@ class TCPStore:
 class _OpenServer(StoreServer):
     """A store for processes without numbers, with sums."""
 
-    refusal = Peers.refusal
-
-    def news(self) -> list[int]:
-        return []
-
-    def _answer(self, name: Any, frame: Frame) -> Frame:
+    def answer(self, name: Any, frame: Frame) -> Frame:
         head, value = frame
         if head.get("call") != "add":
-            return super()._answer(name, ({"wait": 0.0, **head}, value))
+            return super().answer(name, ({"wait": 0.0, **head}, value))
         with self._changed:
             found = str(int(self.get(head["key"]) or b"0") + int(value)).encode()
             self.set(head["key"], found)

@@ -24,7 +24,7 @@ from gpucoll.launch.launchers import SECRET
 from gpucoll.launch.places import address_of, text_of
 from gpucoll.transport import ports
 from gpucoll.transport.connections import CHANGED, RETRY_INTERVAL, Connection, StoreError, digest
-from gpucoll.transport.kvstore import Address, KeyStore, StoreClient, StoreServer, kept
+from gpucoll.transport.kvstore import HAS_LEFT, Address, KeyStore, StoreClient, StoreServer, kept
 
 APPLICANT_INTERVAL = 0.05  # seconds between two looks for dead ranks while applicants are awaited
 ANSWERS = 5.0  # seconds after the leader's deadline for the leader's error to arrive
@@ -63,7 +63,7 @@ class Membership(NamedTuple):
     address: Address
     host: str
 
-    def applicants(self) -> ports.Applicants:
+    def applicants(self) -> StoreServer:
         """Return the ranks that have come to this process to regroup, let in from now on."""
         ports.port(self.host).serve()
         return ports.applicants(self.lineage.key, self.lineage.token)
@@ -157,7 +157,7 @@ def _place_of(connection: Connection, lineage: Lineage, deadline: float, timeout
     with contextlib.ExitStack() as undo:
         undo.enter_context(connection.socket)
         frame, _ = connection.read(0, deadline)
-        if frame == ports.HAS_LEFT:
+        if frame == HAS_LEFT:
             return None
         try:
             if "late" in frame:
@@ -262,7 +262,7 @@ def survivors(ranks: Membership, ended: Callable[[], Collection[int]], timeout: 
         dead = {*ended()}
         with CHANGED:
             for name in [one for one in here.members if one not in ranks.names and not str(one).startswith(ASKS)]:
-                here.notify(name, ports.HAS_LEFT)  # of a group that was never complete
+                here.notify(name, HAS_LEFT)  # of a group that was never complete
             come = {rank: here.members[name] for rank, name in enumerate(ranks.names)
                     if name in here.members and rank not in gone}
             gone |= dead - come.keys()
@@ -296,7 +296,7 @@ def grown(ranks: Membership, size: int, seats: Sequence[int], exchange: Callable
     """
     deadline, needed, lineage = time.monotonic() + timeout, size - len(ranks.names), ranks.lineage
     leader, here, connection = ranks.admitting_rank, ranks.applicants(), None
-    group = ports.applicants(ports.NEWCOMERS, lineage.secret) if lineage.secret else ports.Applicants("")
+    group = ports.applicants(ports.NEWCOMERS, lineage.secret) if lineage.secret else StoreServer()
     newcomers, before = group.members, len(group.gone)
 
     def has_lost() -> bool:

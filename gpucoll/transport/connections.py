@@ -1,10 +1,10 @@
-"""Socket connections: frames, the greeting that authenticates both ends, and the groups of processes at one end.
+"""Socket connections: frames, the greeting that authenticates both ends, and the ports where processes are let in.
 
 A frame consists of two lengths, a JSON object and bytes; nothing is ever unpickled. A `Hub` lets processes in at a
-port, each to a `Peers`: the ranks of a store, for example. Strangers may reach a port, so each end trusts nothing
-before the other end has proved to know the group's token. Both proofs contain a nonce of each end, so a recorded
-greeting cannot be replayed; the token itself is never sent. Bad input from a stranger ends only the stranger's
-connection. Frames are neither encrypted nor signed: packets changed by the network are not detected.
+port, each to a store (`kvstore.StoreServer`). Strangers may reach a port, so each end trusts nothing before the other
+end has proved to know the store's token. Both proofs contain a nonce of each end, so a recorded greeting cannot be
+replayed; the token itself is never sent. Bad input from a stranger ends only the stranger's connection. Frames are
+neither encrypted nor signed: packets changed by the network are not detected.
 
 The standard library's authenticated connections (`multiprocessing.connection`) are unsuitable. `Listener.accept`
 challenges in the accepting thread without a deadline, so a silent stranger keeps all ranks out. A partial message
@@ -26,7 +26,7 @@ import struct
 import threading
 import time
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from gpucoll.errors import BackendError
@@ -43,7 +43,7 @@ RETRY_INTERVAL = 1e-2  # seconds between two tries of something that failed for 
 
 Address = tuple[str, int]  # a host's name or number, and a TCP port
 Frame = tuple[dict[str, Any], bytes]
-Name = int | str  # of a process in a group: a rank, or an applicant's name
+Name = int | str  # of a process in a store: a rank, or an applicant's name
 log: logging.Logger = logging.getLogger("gpucoll")
 CHANGED: threading.Condition = PROCESS.changed
 
@@ -64,7 +64,7 @@ class Connection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._came = bytearray()  # bytes received of the next frame
         self._sending = threading.Lock()  # frames of several threads must not interleave
-        self.group: Peers | None = None  # at a hub: where the process at the other end belongs to, and its name there
+        self.group: Any = None  # at a hub: the store that the process at the other end belongs to, and its name there
         self.name: Name = 0
         PROCESS.sockets.add(connected)
 
@@ -217,92 +217,10 @@ def _same(given: object, right: str) -> bool:
     return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), right.encode())
 
 
-class Peers:
-    """Processes that have proved the same token. `gone` holds those whose connections have broken, in this order.
-
-    `answer` takes a member's frame and returns the answer, or None. `lost` is called after a member was added to
-    `gone`. Other threads call both.
-    """
-
-    def __init__(self, token: str) -> None:
-        self.token = token
-        self.members: dict[Name, Connection] = {}
-        self.gone: dict[Name, None] = {}
-        self.answer: Callable[[Name, Frame], Frame | None] = lambda name, frame: None
-        self.lost: Callable[[], object] = lambda: None
-
-    def refusal(self, name: Name, greeting: Mapping[str, Any]) -> str:
-        """Return why a process with this name cannot come, "" if it can."""
-        return "" if greeting.get("version") == __version__ else \
-            f"this process has gpucoll {greeting.get('version')}, and the ranks have {__version__}"
-
-    def take(self, connection: Connection, name: Name) -> None:
-        """Make a process a member; one that was a member of another group is gone if it has left that group."""
-        with CHANGED:
-            # The connection's thread looks under the same lock: the end of a process counts in one group alone.
-            before, was = connection.group, connection.name
-            connection.group, connection.name = self, name
-            if before is None or before.members.pop(was, None) is connection:
-                self.members[name] = connection
-            else:
-                self.gone[name] = None
-            CHANGED.notify_all()
-
-    def leave(self, connection: Connection, *, said_bye: bool) -> None:
-        """Forget a connection that has ended. A member is lost if it ends without a goodbye of either end."""
-        # Another connection may have taken the place, of an applicant that came again.
-        if self.members.get(connection.name) is connection:
-            del self.members[connection.name]
-            if not said_bye:
-                self.gone[connection.name] = None
-                self.lost()
-
-    def broadcast(self, head: dict[str, Any]) -> None:
-        """Send a frame to all members, but to those that are stopped in a longer frame."""
-        with CHANGED:
-            # A stopped member may hold up a long answer for any time, and this lock must be free for the others.
-            for connection in self.members.values():
-                with contextlib.suppress(OSError):
-                    connection.send(head, patience=GREETING_TIME)
-
-    def is_left(self, patience: float = RETRY_INTERVAL) -> bool:
-        """Return whether all members leave within `patience` seconds."""
-        with CHANGED:
-            return CHANGED.wait_for(lambda: not self.members, patience)
-
-    def end(self, *last: dict[str, Any]) -> None:
-        """Hang up on all members, after the `last` frame; none of them counts as gone."""
-        with CHANGED:
-            for head in last:
-                self.broadcast(head)
-            # Under the same lock, before the connections' threads see the end: `leave` then finds no loss.
-            for connection in self.members.values():
-                connection.hang_up()
-            self.members.clear()
-
-
-class Ranks(Peers):
-    """The other ranks of `size`, at rank `own`."""
-
-    def __init__(self, size: int, token: str, own: int = 0) -> None:
-        super().__init__(token)
-        self.size: int = size
-        self.own: int = own
-
-    def refusal(self, name: Name, greeting: Mapping[str, Any]) -> str:
-        if type(name) is not int or name == self.own or not 0 <= name < self.size or name in self.members:
-            return f"its rank is not in 1..{self.size - 1}, or is taken; RANK must differ between processes, and " \
-                "WORLD_SIZE must be the number of processes"
-        version, size = greeting.get("version"), greeting.get("size")
-        return "" if (version, size) == (__version__, self.size) else \
-            f"rank {name} counts {size} ranks of gpucoll {version}, rank 0 counts {self.size} of {__version__}; " \
-            "start all ranks with the same version and number"
-
-
 class Hub:
-    """A port where processes come to `groups` and as applicants, by the key in the greeting; a thread for each."""
+    """A port where processes come to stores, of `groups` and of applicants, by the key in the greeting."""
 
-    def __init__(self, groups: Mapping[str, Peers], listener: socket.socket, size: int = 1) -> None:
+    def __init__(self, groups: Mapping[str, Any], listener: socket.socket, size: int = 1) -> None:
         self._groups, self._size = ChainMap(dict(groups), PROCESS.applicants), size
         self._unproved: dict[Connection, float] = {}  # greetings in progress, and their start times; the oldest first
         self._listener: socket.socket | None = listener

@@ -17,13 +17,25 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.progress.waits import deadline_of
-from gpucoll.transport.connections import RETRY_INTERVAL, Address, Connection, Frame, Hub, Ranks, StoreError, connect
+from gpucoll.transport.connections import (
+    CHANGED,
+    GREETING_TIME,
+    RETRY_INTERVAL,
+    Address,
+    Connection,
+    Frame,
+    Hub,
+    Name,
+    StoreError,
+    connect,
+)
 from gpucoll.transport.process import PROCESS
+from gpucoll.version import __version__
 
 # Seconds for the answer to a request. If rank 0 is stopped, the caller's own deadline and checks for dead ranks must
 # still run: a `get` then counts as "no such key", and all other requests as carried out. The store carries them out, in
@@ -31,6 +43,7 @@ from gpucoll.transport.process import PROCESS
 REQUEST_TIMEOUT, UNANSWERED_TIMEOUT = 1.0, 1e-3
 # Seconds for which rank 0, at exit, waits for ranks still connected, because the store ends with rank 0.
 STORE_LINGER = 300.0
+HAS_LEFT = {"left": True}  # told to applicants of a communicator that this process has left
 
 
 class KeyStore:
@@ -130,17 +143,26 @@ def listener_at(token: str, address: Address | None, *, exact: bool = False) -> 
                                 family=socket.AF_INET6 if has_both else socket.AF_INET)
 
 
-class StoreServer(Ranks, MemoryStore):
-    """The store of `size` ranks, held and used by rank `own`: rank 0, or in a later group any rank."""
+class StoreServer(MemoryStore):
+    """A store for the processes that prove its `token`: a group of ranks, held and used by rank `own`, or applicants.
 
-    hub: Hub | None = None  # where the ranks come; None if they have come already, as applicants
+    `members` are the connections of those that are there, in the order in which they came; `gone` are those whose
+    connections have broken, in this order. With `size` the others are the ranks below; with 0 they have names of their
+    own, and of several of one name the last counts. Other threads call the methods.
+    """
 
-    def __init__(self, size: int, token: str = "", own: int = 0, host: str = "") -> None:
-        MemoryStore.__init__(self)
-        Ranks.__init__(self, size, token, own)
+    hub: Hub | None = None  # where the processes come; None if that is any port of this process
+    uses = 0  # the number of this process' communicators whose ranks may come as applicants
+    has_left = False  # whether this process has left the last of these communicators
+
+    def __init__(self, size: int = 0, token: str = "", own: int = 0, host: str = "") -> None:
+        super().__init__()
+        self.size: int = size
+        self.token: str = token
+        self.own: int = own
         self.host: str = host
-        self.answer: Callable[[Any, Frame], Frame | None] = self._answer
-        self.lost: Callable[[], object] = lambda: self.broadcast({"gone": self.news()})
+        self.members: dict[Name, Connection] = {}
+        self.gone: dict[Name, None] = {}
 
     @classmethod
     def at(cls, address: Address | None, size: int, token: str) -> StoreServer:
@@ -153,12 +175,62 @@ class StoreServer(Ranks, MemoryStore):
                 if error.errno == errno.EADDRINUSE else ""
             raise StoreError(f"init: rank 0 cannot open its store at {where} ({error}){why}") from error
         store = cls(size, token, host="" if address is None else address[0])
-        store.hub = Hub({"": store}, listener, size)
+        store.hub = Hub({"": store}, listener, max(size, 1))
         store.hub.serve()
         return store
 
-    def _answer(self, name: Any, frame: Frame) -> Frame:
-        """Carry out a rank's request and return the answer; StoreError for an unknown request."""
+    def refusal(self, name: Name, greeting: Mapping[str, Any]) -> str:
+        """Return why a process with this name cannot come, "" if it can."""
+        version, size = greeting.get("version"), greeting.get("size")
+        if not self.size:
+            return "" if version == __version__ else \
+                f"this process has gpucoll {version}, and the ranks have {__version__}"
+        if type(name) is not int or name == self.own or not 0 <= name < self.size or name in self.members:
+            return f"its rank is not in 1..{self.size - 1}, or is taken; RANK must differ between processes, and " \
+                "WORLD_SIZE must be the number of processes"
+        return "" if (version, size) == (__version__, self.size) else \
+            f"rank {name} counts {size} ranks of gpucoll {version}, rank 0 counts {self.size} of {__version__}; " \
+            "start all ranks with the same version and number"
+
+    def take(self, connection: Connection, name: Name) -> None:
+        """Make a process a member; one that was a member of another store is gone if it has left that store."""
+        with CHANGED:
+            # The connection's thread looks under the same lock: the end of a process counts in one store alone.
+            before, was = connection.group, connection.name
+            connection.group, connection.name = self, name
+            self.members.pop(name, None)
+            if before is None or before.members.pop(was, None) is connection:
+                self.members[name] = connection
+            else:
+                self.gone[name] = None
+            if self.has_left:
+                self.notify(name, HAS_LEFT)
+            CHANGED.notify_all()
+
+    def notify(self, name: Name, head: dict[str, Any]) -> None:
+        """Send an applicant its answer; an applicant that has just left hears nothing."""
+        with CHANGED, contextlib.suppress(OSError):
+            self.members.pop(name).send(head)
+
+    def leave(self, connection: Connection, *, said_bye: bool) -> None:
+        """Forget a connection that has ended. A member is lost if it ends without a goodbye of either end."""
+        # Another connection may have taken the place, of an applicant that came again.
+        if self.members.get(connection.name) is connection:
+            del self.members[connection.name]
+            if not said_bye:
+                self.gone[connection.name] = None
+                self.broadcast({"gone": self.news()})
+
+    def broadcast(self, head: dict[str, Any]) -> None:
+        """Send a frame to all ranks, but to those that are stopped in a longer frame; applicants await an answer."""
+        with CHANGED:
+            # A stopped member may hold up a long answer for any time, and this lock must be free for the others.
+            for connection in self.members.values() if self.size else ():
+                with contextlib.suppress(OSError):
+                    connection.send(head, patience=GREETING_TIME)
+
+    def answer(self, name: Name, frame: Frame) -> Frame:
+        """Carry out a request and return the answer; StoreError for an unknown request."""
         head, value = frame
         answer: dict[str, Any] = {"number": head.get("number"), "gone": self.news()}
         match head:
@@ -176,9 +248,19 @@ class StoreServer(Ranks, MemoryStore):
                 raise StoreError(f"the data received is not a call of gpucoll's store: {str(head)[:80]}")
         return answer, b""
 
-    def news(self) -> list[int]:
+    def news(self) -> list[Any]:
         """Return the ranks known to have ended, in the order of their ends; never waits."""
-        return [int(rank) for rank in list(self.gone)]
+        return list(self.gone)
+
+    def end(self, *last: dict[str, Any]) -> None:
+        """Hang up on all members, after the `last` frame; none of them counts as gone."""
+        with CHANGED:
+            for head in last:
+                self.broadcast(head)
+            # Under the same lock, before the connections' threads see the end: `leave` then finds no loss.
+            for connection in self.members.values():
+                connection.hang_up()
+            self.members.clear()
 
     def close(self) -> None:
         """Wait for the ranks still connected, in a job with failures not for long, and shut the store."""
@@ -187,6 +269,11 @@ class StoreServer(Ranks, MemoryStore):
             if PROCESS.ucx is not None and PROCESS.ucx.worker is not None:
                 PROCESS.ucx.worker.progress()  # the last messages may not have left
         self.abandon()
+
+    def is_left(self, patience: float = RETRY_INTERVAL) -> bool:
+        """Return whether all members leave within `patience` seconds."""
+        with CHANGED:
+            return CHANGED.wait_for(lambda: not self.members, patience)
 
     def abandon(self) -> None:
         PROCESS.stores.pop(self, None)

@@ -11,49 +11,25 @@ ending the connection.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from typing import Any
 
-from gpucoll.transport.connections import CHANGED, RETRY_INTERVAL, Address, Connection, Hub, Name, Peers, connect
-from gpucoll.transport.kvstore import listener_at
+from gpucoll.transport.connections import CHANGED, RETRY_INTERVAL, Address, Connection, Hub, Name, connect
+from gpucoll.transport.kvstore import HAS_LEFT, StoreServer, listener_at
 from gpucoll.transport.process import PROCESS
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 4096  # connections completed by the system before the port is served; the system has its own limit
 REACH = 5.0  # seconds to connect to another process: a host that does not answer counts as dead
 NEWCOMERS = "newcomers"  # the key of newcomers, in place of a communicator's
-HAS_LEFT = {"left": True}  # told to applicants of a communicator that this process has left
 
 
-class Applicants(Peers):
-    """The applicants of a communicator, by name and in the order of arrival; of several of one name the last."""
-
-    def __init__(self, token: str) -> None:
-        super().__init__(token)
-        self.uses = 0  # the number of this process' communicators with this key
-        self.has_left = False
-
-    def take(self, connection: Connection, name: Any) -> None:
-        self.members.pop(name, None)
-        super().take(connection, name)
-        if self.has_left:
-            self.notify(name, HAS_LEFT)
-
-    def notify(self, name: Any, head: dict[str, Any]) -> None:
-        """Send an applicant its answer; an applicant that has just left hears nothing."""
-        with CHANGED, contextlib.suppress(OSError):
-            self.members.pop(name).send(head)
-
-
-def applicants(key: str, token: str, use: int = 0) -> Applicants:
+def applicants(key: str, token: str, use: int = 0) -> StoreServer:
     """Return the applicants of the communicator `key`, let in with this token.
 
     `use` is 1 for one more communicator with this key, in which this process takes part.
     """
     with CHANGED:
-        found = PROCESS.applicants.setdefault(key, Applicants(token))
-        assert isinstance(found, Applicants)
+        found = PROCESS.applicants.setdefault(key, StoreServer())
         found.token, found.uses = token, found.uses + use
         found.has_left &= not use
         return found
@@ -66,7 +42,7 @@ def release(key: str, *, leaves: bool) -> None:
     """
     with CHANGED:
         found = PROCESS.applicants.get(key)
-        if isinstance(found, Applicants):
+        if found is not None:
             found.uses = max(0, found.uses - 1)
             found.has_left = leaves and not found.uses
             for name in [*found.members] if found.has_left else ():

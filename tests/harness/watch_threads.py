@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from gpucoll.health.remote import Watch
-from gpucoll.transport import connections, rendezvous
+from gpucoll.transport import kvstore, rendezvous
 from gpucoll.transport.connections import Hub
 from harness.pace import seconds
 from unit.strangers import connected_to
@@ -48,9 +48,9 @@ def made(ranks, nodes=(0, 0, 1, 1)):
 
 
 @contextlib.contextmanager
-def listening(size=3, answer=lambda rank, frame: None, listener=None):
+def listening(size=3, answer=lambda rank, frame: ({}, b""), listener=None):
     """Yield ranks with their hub, and a function connecting to the hub."""
-    ranks = connections.Ranks(size, TOKEN)
+    ranks = kvstore.StoreServer(size, TOKEN)
     ranks.answer = answer
     hub = ranks.hub = Hub({"": ranks}, listener or socket.create_server(("127.0.0.1", 0)), size)
     hub.serve()

@@ -30,7 +30,7 @@ from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.executors.engine import NodeEngine
 from gpucoll.executors.engine.neighbours import NodeRanks
 from gpucoll.launch import bootstrap, launchers, regroup
-from gpucoll.transport import connections, kvstore, mailbox, ports
+from gpucoll.transport import kvstore, mailbox, ports
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the rooms of the tests
 
@@ -38,7 +38,7 @@ from harness.pace import seconds
 
 # The functions whose calls count as steps, with a step before and a step after the call.
 STEPS = [(elastic, "_give_up"), (regroup, "survivors"), (regroup, "grown"), (ports, "apply"),
-         (regroup, "_invite"), (regroup, "_place_of"), (connections.Peers, "take"), (links, "offer"),
+         (regroup, "_invite"), (regroup, "_place_of"), (kvstore.StoreServer, "take"), (links, "offer"),
          (links, "membership"), (mailbox.StoreRanks, "allgather"), (bootstrap, "check_alike"), (NodeEngine, "meet"),
          (NodeRanks, "_try"), (MetadataExchange, "all_gather"), (mailbox.StoreMessages, "Isend"),
          (kvstore.MemoryStore, "set"), (kvstore.StoreClient, "set")]

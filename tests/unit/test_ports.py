@@ -78,7 +78,7 @@ def test_applicants_learn_of_a_rank_that_has_left_its_last_communicator(port, be
     with (one := applicant(port, "name")).socket:
         if not before:
             ports.release(KEY, leaves=True)
-        assert (heard(one) == ports.HAS_LEFT) if uses == 1 else (names() == ["name"])
+        assert (heard(one) == kvstore.HAS_LEFT) if uses == 1 else (names() == ["name"])
 
 
 @pytest.mark.parametrize(("proofs", "token"), [(("same", "same"), "secret"), (("same", "other"), "of the ranks")])

@@ -13,7 +13,7 @@ from gpucoll.health.farewell import Farewell, Sent, Why
 from gpucoll.launch import launchers, places
 from gpucoll.progress.waits import Progress, limited
 from gpucoll.transport import kvstore
-from gpucoll.transport.connections import LENGTHS, Connection, Hub, proof
+from gpucoll.transport.connections import LENGTHS, Connection, proof
 from gpucoll.transport.mailbox import StoreMessages, StoreRanks, decode, encode
 from gpucoll.transport.rendezvous import becomes
 from gpucoll.transport.tags import Tag
@@ -99,13 +99,6 @@ def test_a_silent_store_is_asked_once(silent, monkeypatch):
     for _ in range(20):
         assert silent.get("key") is None
     assert silent._numbers == 1
-
-
-def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):
-    heard, call = [], ({"call": "delete", "key": ""}, b"")
-    monkeypatch.setattr(Hub, "serve", lambda hub: heard.append(hub._groups[""].answer(1, call)) or hub.close())
-    kvstore.StoreServer.at(None, 3, token)
-    assert heard == [({"number": None, "gone": []}, b"")]
 
 
 @pytest.mark.parametrize(("hello", "words"), [
