@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 import gpucoll
-from gpucoll.launch.arguments import refuse
+from gpucoll.cli.arguments import refuse
 
 from .arguments import BENCH_COMMAND, parse
 

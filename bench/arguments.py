@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from gpucoll.algorithms import find, names_of
 from gpucoll.arrays import check_op
+from gpucoll.cli.arguments import Parser, at_least, refuse
 from gpucoll.core.dtypes import DTYPES, numpy_dtype
 from gpucoll.core.ops import NOT_IN, OPS, op_of
 from gpucoll.errors import ArgumentError, GpucollError, nearest
 from gpucoll.lab.sizes import byte_size
-from gpucoll.launch.arguments import Parser, at_least, refuse
 from gpucoll.launch.bootstrap import options as communicator_options
 from gpucoll.msccl.files import named
 

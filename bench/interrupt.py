@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from gpucoll.launch import ctrl_c
+from gpucoll.cli import ctrl_c
 
 SAVING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SAVE_TIME = 1.2  # seconds the other ranks give rank 0 to save: launchers kill all ranks once the first has ended

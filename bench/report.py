@@ -9,10 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from gpucoll.cli.arguments import Parser, refuse
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.lab.document import DARK, LIGHT, LINES, asset, page_file, palettes
 from gpucoll.lab.sizes import byte_text
-from gpucoll.launch.arguments import Parser, refuse
 
 from . import records, tables
 from .curves import Panel, Record, devices, figure, numbers, panels, time_text

@@ -23,8 +23,8 @@ import numpy
 
 import gpucoll as gc
 from gpucoll.algorithms import schedule
+from gpucoll.cli.arguments import at_least
 from gpucoll.core.schedule import Send
-from gpucoll.launch.arguments import at_least
 from gpucoll.training import ParameterServer
 
 from . import steps

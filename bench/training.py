@@ -25,8 +25,8 @@ import numpy
 import gpucoll as gc
 from gpucoll.block_scaled import FORMATS, BlockScaledCollectives
 from gpucoll.calibration.measure import in_turn
+from gpucoll.cli.arguments import Parser, at_least, refuse
 from gpucoll.lab.sizes import byte_size
-from gpucoll.launch.arguments import Parser, at_least, refuse
 from gpucoll.training import DataParallel
 
 from .contestants import LeftOutPeer

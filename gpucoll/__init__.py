@@ -2,7 +2,7 @@
 
 Each package below is a room. A room imports only from rooms below its own line.
 
-    cli           the verbs of the command, imported when used
+    cli           the verbs of the command, imported when used; the launcher `gpucoll run`
     doctor        checks of a machine and of a job
     calibration   measured times of algorithms, for the tuner
     precheck      the calls of a program, matched before a run
@@ -20,7 +20,7 @@ Each package below is a room. A room imports only from rooms below its own line.
     call          the way of a call: prepared, compiled, kept for repetition
     tuner         the choice of the algorithm
     simulator     predicted times of schedules, for any number of ranks
-    launch        how ranks start and find each other
+    launch        how ranks find each other, at the start and after a failure
     health        detection of dead and disagreeing ranks; evidence after a crash
     executors     ways to run a schedule: engine, MPI, NCCL, kernels; MPI's and NCCL's own collectives
     device        a GPU, or its emulation on the CPU: kernels compiled and launched, streams, NCCL

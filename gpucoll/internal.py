@@ -59,8 +59,8 @@ from gpucoll.executors import INSIDE, Call, CallRequest, Executor, ReadyCall, ca
 from gpucoll.health.farewell import Farewell
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import Options, options
+from gpucoll.launch.descent import end_with
 from gpucoll.launch.launchers import torchrun_variables
-from gpucoll.launch.standalone import end_with
 from gpucoll.msccl.files import is_file, loaded, named
 from gpucoll.msccl.write import xml
 from gpucoll.plan.proof import prove_plans

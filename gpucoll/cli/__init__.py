@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpucoll.cli.arguments import Parser, at_least, refuse, size_range
+from gpucoll.cli.ctrl_c import ended_well
 from gpucoll.core.output import open_closed
 from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError, nearest
-from gpucoll.launch.arguments import Parser, at_least, refuse, size_range
-from gpucoll.launch.ctrl_c import ended_well
 from gpucoll.launch.launchers import launched
 from gpucoll.version import __version__
 
@@ -42,7 +42,7 @@ def _run(given: list[str]) -> int:
 
         return bench(given[1:])
     if given[:1] == ["run"]:  # arguments after the script belong to the script
-        from gpucoll.launch.jobs import main as launch
+        from gpucoll.cli.jobs import main as launch
 
         return launch(given[1:])
     parser, verbs = _parser()
@@ -89,8 +89,8 @@ def _complete() -> None:
 
     from gpucoll.algorithms import registry
     from gpucoll.bench import arguments
+    from gpucoll.cli import jobs
     from gpucoll.core.collectives import COLLECTIVES
-    from gpucoll.launch import jobs
 
     def algorithms(prefix: str, parsed_args: Any, **_: Any) -> Iterable[str]:
         kind, before = getattr(parsed_args, "collective", None), prefix[:prefix.rfind(",") + 1]  # after a comma

@@ -8,8 +8,10 @@ variables, so that the new ranks are no children.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
+import signal
 from collections.abc import Iterable
 
 from gpucoll.errors import UsageError
@@ -22,6 +24,14 @@ DECISIVE = (*(name for launcher in LAUNCHERS for name in launcher[2:4]), "PMIX_N
             "SLURM_STEP_ID", RUN, "TORCHELASTIC_RESTART_COUNT")
 # gpucoll itself may set these variables after the mark: only variables set before the mark count.
 LATER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+PDEATHSIG = 1  # prctl's number of PR_SET_PDEATHSIG
+
+
+def end_with(parent: int) -> None:
+    """Let the system kill this process at the end of its parent, the process `parent`."""
+    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent had ended before `prctl`: no signal will come
 
 
 def mark_rank(rank: int) -> None:

@@ -9,7 +9,7 @@ from multiprocessing.connection import wait
 
 import pytest
 
-from gpucoll.launch.mpi_jobs import KILLED_CODES, _job_code
+from gpucoll.cli.mpi_jobs import KILLED_CODES, _job_code
 from harness.commands import gpucoll_run
 from harness.jobs import JOB_MARK, kill_marked, marked, same_gpucoll
 from harness.pace import seconds
@@ -256,7 +256,7 @@ def test_ctrl_c_ends_a_command_with_one_line(tmp_path, words, monkeypatch):
 
 GOES_ON = """
 import os, signal, sys
-from gpucoll.launch.ctrl_c import ended_well
+from gpucoll.cli.ctrl_c import ended_well
 sys.setswitchinterval(60)  # no other thread runs before this one waits
 signal.signal(signal.SIGINT, signal.default_int_handler)
 ended_well(lambda: os.kill(os.getpid(), signal.SIGINT) or print("goes on"), "gpucoll verb")

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import pytest
 
-from gpucoll.launch import jobs
+from gpucoll.cli import jobs
 from harness.commands import gpucoll_run
 from harness.refusals import refused
 
@@ -79,7 +79,7 @@ THERE = Namespace(**{**vars(HERE), "nproc_per_node": 2, "hosts": ("a", "b"), "ar
 ])
 def test_every_vendors_command_line(version, job, root, options):
     found = jobs.command("mpiexec", version, job, "--launcher=x", "a:1", root=root)
-    assert found == ["mpiexec", *options, sys.executable, "-m", "gpucoll.launch.jobs", "--launcher=x", "a:1", "x.py",
+    assert found == ["mpiexec", *options, sys.executable, "-m", "gpucoll.cli.jobs", "--launcher=x", "a:1", "x.py",
                      *job.arguments]
 
 

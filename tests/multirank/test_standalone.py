@@ -206,7 +206,7 @@ def test_of_many_errors_one_traceback_is_shown(launcher, script):
 
 PATIENT = """
 import runpy
-from gpucoll.launch import standalone
+from gpucoll.cli import standalone
 standalone.KILL_TIMEOUT = 1e6
 runpy.run_module("gpucoll", run_name="__main__")
 """

@@ -10,8 +10,8 @@ from gpucoll.bench import arguments as bench
 
 import gpucoll as gc
 from gpucoll import cli
-from gpucoll.launch import jobs
-from gpucoll.launch.arguments import at_least, size_range
+from gpucoll.cli import jobs
+from gpucoll.cli.arguments import at_least, size_range
 from gpucoll.launch.bootstrap import CHOICES
 from harness.refusals import refused
 from harness.sources import ROOT, files, nodes_of

@@ -9,11 +9,11 @@ from unittest import mock
 import numpy
 import pytest
 
-from gpucoll.cli import main
+from gpucoll.cli import arguments, main
 from gpucoll.communicator.gpu import make_gpu
 from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError
-from gpucoll.launch import arguments, bootstrap
+from gpucoll.launch import bootstrap
 from gpucoll.progress.waits import Progress
 
 H200 = gpus.ClaimedGpu(0, "01:00.0", "H200")

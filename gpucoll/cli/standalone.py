@@ -10,7 +10,6 @@ killed. If the launcher itself is killed, the kernel kills the ranks.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -23,11 +22,11 @@ from typing import Any, NamedTuple
 from gpucoll.core.output import attempt, say
 from gpucoll.errors import RankFailedError, RevokedError
 from gpucoll.launch import bootstrap
+from gpucoll.launch.descent import end_with
 
 KILL_TIMEOUT = 5.0  # seconds for ranks to end after a rank has failed, or after an interrupt, before SIGKILL
 SAVE = 30.0  # seconds for ranks to end after SIGTERM: batch systems send SIGTERM so that programs can save their state
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PDEATHSIG = 1  # prctl's number of PR_SET_PDEATHSIG
 
 
 class Parent(NamedTuple):
@@ -197,13 +196,6 @@ class Job(LaunchedJob):
 SELF_EXIT = 4 * KILL_TIMEOUT  # seconds until a waiting rank ends by itself, should the launcher not kill it
 # Seconds that a rank with an error caused by another rank's failure leaves the ticket to the other rank.
 BLAMED = 2.0
-
-
-def end_with(parent: int) -> None:
-    """Let the system kill this process at the end of its parent, the process `parent`."""
-    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # the parent had ended before `prctl`: no signal will come
 
 
 def follow(words: str, rank: int) -> None:

@@ -2,10 +2,10 @@
 
     gpucoll run -n 4 train.py --epochs 3
 
-becomes ``mpiexec -n 4 python -m gpucoll.launch.jobs 127.0.0.1:29500 train.py --epochs 3``. Each rank runs this module.
+becomes ``mpiexec -n 4 python -m gpucoll.cli.jobs 127.0.0.1:29500 train.py --epochs 3``. Each rank runs this module.
 The module translates mpiexec's variables to RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and
 MASTER_PORT, and then runs the program like ``python train.py``, or with ``-m`` a module like ``python -m``. The program
-itself starts MPI. With ``--standalone``, `gpucoll.launch.standalone` starts and watches the ranks
+itself starts MPI. With ``--standalone``, `gpucoll.cli.standalone` starts and watches the ranks
 without MPI, and the ranks meet by a store. With ``--nnodes``, one such launcher on each host starts the ranks of this
 host, and the ranks of all hosts meet at a store of rank 0, on the host of node 0:
 
@@ -23,10 +23,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpucoll.cli import mpi_jobs, standalone
+from gpucoll.cli.arguments import Parser, at_least, refuse
 from gpucoll.core.output import say
 from gpucoll.device.gpus import gpu_count
-from gpucoll.launch import launchers, mpi_jobs, places, standalone
-from gpucoll.launch.arguments import Parser, at_least, refuse
+from gpucoll.launch import launchers, places
 from gpucoll.launch.places import address_of, text_of
 
 PROGRAM = "gpucoll run"
@@ -155,7 +156,7 @@ def _rank_command(job: argparse.Namespace, *place: str) -> list[str]:
     variables, and the store of ranks on several hosts, else "".
     """
     how = ["--module"] if job.module else []
-    return [sys.executable, "-m", "gpucoll.launch.jobs", *how, *place, job.script, *job.arguments]
+    return [sys.executable, "-m", "gpucoll.cli.jobs", *how, *place, job.script, *job.arguments]
 
 
 def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:

@@ -27,10 +27,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from gpucoll.cli.standalone import KILL_TIMEOUT, LaunchedJob, loop_of
 from gpucoll.core.output import say
 from gpucoll.launch import bootstrap
+from gpucoll.launch.descent import end_with
 from gpucoll.launch.launchers import RUN
-from gpucoll.launch.standalone import KILL_TIMEOUT, LaunchedJob, end_with, loop_of
 
 BACKLOG = 4096  # keepers that connect at once
 # Seconds for mpiexec to end the other ranks by itself, after a rank has failed: it may know a better reason.
