@@ -137,9 +137,8 @@ def refused(comm):
     own = gc.elementwise_op("a + b - a*b")
     for call, options in ((comm.all_reduce, {"op": "prod"}), (comm.all_reduce, {"op": own}),
                           (comm.all_reduce, {"algorithm": "ring"}), (comm.scan, {"algorithm": "linear"})):
-        with pytest.raises(gc.ArgumentError) as error:
+        with pytest.raises(gc.ArgumentError, match="GC-DETERMINISTIC]"):
             call(x, **options)
-        assert error.value.code == "GC-DETERMINISTIC", options
     # Integers are exact in any order, and so are the extremes of floats.
     assert (comm.all_reduce(x.astype("i4"), op="prod", algorithm="ring") == 1).all()
     assert (comm.all_reduce(x * comm.rank, op="max") == comm.size - 1).all()

@@ -2,9 +2,7 @@
 
 import pytest
 
-from gpucoll import arrays
 from harness.grids import often
-from harness.thread_ranks import on_threads
 from programs import blocks
 
 
@@ -28,8 +26,3 @@ def test_plans_and_refusals(executor, size):
     executor.run(size, blocks.others, check="off")
 
 
-@pytest.mark.mutant
-def test_a_block_of_the_result_that_is_not_ones_own_is_told(monkeypatch):
-    monkeypatch.setattr(arrays, "is_block_of", lambda x, out, rank, size: True)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        on_threads(2, blocks.others)

@@ -240,25 +240,6 @@ def test_whatever_a_writer_dies_of_the_old_checkpoint_counts(tmp_path, monkeypat
     assert on_threads(RANKS, loaded, tmp_path) == [{1.0}] * RANKS
 
 
-def test_a_manifest_that_cannot_be_written_leaves_the_old_checkpoint(tmp_path, monkeypatch):
-    on_threads(RANKS, saved, tmp_path, 1.0)
-    write = checkpoint._write_through
-
-    def refusing(path, content):
-        if path.name.startswith("manifest-"):
-            raise OSError(28, "No space left on device")
-        write(path, content)
-
-    def program(comm):
-        with pytest.raises((gc.BackendError, gc.PeerError), match="No space left"):
-            saved(comm, tmp_path, 2.0)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write_through", refusing)
-        on_threads(RANKS, program)
-    assert on_threads(RANKS, loaded, tmp_path) == [{1.0}] * RANKS
-
-
 def one_without_a_folder(comm, folder, value):
     """If the last rank's folder is no path, all ranks get an error, and nothing is written."""
     last = comm.rank == comm.size - 1

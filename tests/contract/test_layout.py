@@ -86,14 +86,9 @@ def changes(comm, mesh_shape, seed, count):
 
 
 @pytest.mark.parametrize("mesh", often([(mesh,) for mesh in MESHES], ((2,),), ((3, 2),)), ids=str)
-def test_changes_of_layout(executor, mesh):
-    executor.run(math.prod(mesh), changes, mesh, f"{SEED}/{mesh}", 6)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-def test_many_changes_of_layout(executor, mesh):
-    executor.run(math.prod(mesh), changes, mesh, f"{SEED}/many/{mesh}", 200)
+@pytest.mark.parametrize("count", [6, pytest.param(200, marks=pytest.mark.nightly)])
+def test_changes_of_layout(executor, mesh, count):
+    executor.run(math.prod(mesh), changes, mesh, f"{SEED}/{count}/{mesh}", count)
 
 
 def kinds(comm):
@@ -124,9 +119,8 @@ def kinds(comm):
         training.redistribute(divided, ("modle", None))
     for wrong, code in (((("data", "data"), None), "GC-SPEC"), ((None,), "GC-SPEC"), ("data", "GC-SPEC"),
                         ((3, None), "GC-SPEC"), ((True, None), "GC-SPEC")):
-        with pytest.raises(gc.ArgumentError) as found:
+        with pytest.raises(gc.ArgumentError, match=code + "]"):
             training.shard(x, mesh, wrong)
-        assert found.value.code == code
     for left, right in (((None, "model"), (None, None)), (("data", "model"), ("model", "data"))):
         with pytest.raises(gc.ArgumentError, match="matmul"):
             training.matmul(training.shard(x, mesh, left), training.shard(x, mesh, right))

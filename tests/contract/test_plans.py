@@ -19,9 +19,8 @@ def calls_again(comm):
         sealed = out.view()
         sealed.flags.writeable = False
         for wrong, code in ((sealed, "GC-READONLY"), (out.reshape(12), "GC-SHAPE")):
-            with pytest.raises(gc.ArgumentError) as found:
+            with pytest.raises(gc.ArgumentError, match=code + "]"):
                 comm.all_reduce(x, out=wrong, algorithm=algorithm)
-            assert found.value.code == code
         whole, other = numpy.arange(4, dtype=numpy.int32), numpy.empty(4, numpy.int32)
         comm.all_reduce(whole.view(numpy.float32), out=other.view(numpy.float32), algorithm=algorithm)
         assert (comm.all_reduce(whole, out=other, algorithm=algorithm) == comm.size * whole).all()
@@ -61,9 +60,8 @@ def plans_refused(comm):
     x = content(comm, 0, (4,))
     for code, name, options in (("GC-COLLECTIVE", "all_reduc", {}), ("GC-OP", "all_reduce", {"op": "foo"}),
                                 ("GC-ALGO", "all_reduce", {"algorithm": "rng"}), ("GC-ROOT", "reduce", {"root": 99})):
-        with pytest.raises(gc.ArgumentError) as found:
+        with pytest.raises(gc.ArgumentError, match=code + "]"):
             comm.plan(name, x, **options)
-        assert found.value.code == code
     with pytest.raises(TypeError):
         comm.plan("all_reduce", x, root=0)
     plan = comm.plan("all_reduce", x)

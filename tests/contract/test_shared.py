@@ -6,10 +6,8 @@ from unittest import mock
 import numpy
 import pytest
 
-import mixture
 from gpucoll.arrays.segments import Copier
 from gpucoll.executors.engine import plans
-from harness.grids import generator
 from harness.thread_ranks import on_threads
 from programs import blocks, collectives
 
@@ -39,16 +37,6 @@ def test_gatherings_in_place(name):
                     if algorithm in collectives.algorithms(many):
                         on_threads(size, blocks.unlike_in_place, many, algorithm, executor="shared")
                 number += 1
-
-
-@pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.nightly) for size in (2, 8))])
-def test_bits_are_those_of_messages_and_calls_follow_each_other(name, size):
-    with way(name):
-        found = on_threads(size, collectives.rounded, "float16", executor="shared")
-        on_threads(size, mixture.run, mixture.draw(generator(f"mixture/{name}"), size), executor="shared")
-    with mock.patch("gpucoll.executors.engine.library", return_value=None):
-        assert found == on_threads(size, collectives.rounded, "float16", executor="mpi")
 
 
 def exscan_in_place(comm, count):

@@ -1,9 +1,6 @@
 """CuPy programs of tests, run by `gpucoll emulate`."""
 
-import subprocess
-import sys
-
-from harness.pace import seconds
+from harness.jobs import python
 
 HEAD = """
 import numpy, cupy
@@ -18,5 +15,4 @@ def emulate(folder, text, *options):
     """Run a program with the function `same` in a folder."""
     program = folder / "program.py"
     program.write_text(HEAD + text)
-    return subprocess.run([sys.executable, "-m", "gpucoll", "emulate", *options, str(program)], text=True,
-                          capture_output=True, timeout=seconds(120), cwd=folder)
+    return python("-m", "gpucoll", "emulate", *options, program, timeout=120, cwd=folder)

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import uuid
 from multiprocessing.connection import wait
@@ -132,6 +133,12 @@ def marked(name, value):
                 found = False
             handles.append(handle) if found else os.close(handle)
     return handles
+
+
+def python(*words, timeout=60.0, env=None, cwd=None):
+    """Run Python with these words, in this process's environment and `env`; return the `CompletedProcess`, as text."""
+    return subprocess.run([sys.executable, *map(str, words)], env={**os.environ, **(env or {})}, cwd=cwd, text=True,
+                          capture_output=True, timeout=seconds(timeout), check=False)
 
 
 def launch(ranks, *argv, timeout=60.0, env=None, cwd=None, options=()):

@@ -31,7 +31,7 @@ DEPENDS = {
     "test_deaths.py": ["test_a_killed_rank_is_named", "test_who_goes_on_after_a_death", "test_who_interrupts",
                        "test_who_does_not_come_to_init", "test_a_rank_that_crashes"],
     "test_guard.py": ["test_a_rank_that_exits_is_named", "test_an_exception_that_nobody_catches"],
-    "test_elastic.py": ["test_under_survive"],
+    "test_second_deaths.py": ["test_under_survive"],
     "test_newcomers.py": ["test_a_training_under_mpiexec", "test_ranks_under_mpiexec"],
     "test_pool.py": ["test_ranks_that_wait_in_vain"],
     # a program of each kind

@@ -1,7 +1,5 @@
 """Start and end: one world, places, launchers of another MPI, GPUs claimed and shared, uncaught errors."""
 
-import os
-import subprocess
 import sys
 from unittest import mock
 
@@ -9,6 +7,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.device import gpus
+from harness.jobs import python
 from harness.leftovers import modules_in_place
 
 PLACE = """
@@ -42,8 +41,7 @@ def test_init_is_one_object_and_knows_its_place(mpiexec):
 
 def test_a_lone_process_is_a_world_of_one_and_another_launcher_one_clear_error(launcher):
     def alone(script, **variables):
-        return subprocess.run([sys.executable, "-W", "ignore", "-c", script], env={**os.environ, **variables},
-                              capture_output=True, text=True)
+        return python("-W", "ignore", "-c", script, env=variables)
 
     job = alone("import numpy, gpucoll as gc; comm = gc.init(); print(comm.size, comm.all_reduce(numpy.ones(2)))")
     assert job.stdout == "1 [1. 1.]\n", job.stderr

@@ -207,9 +207,8 @@ def wrong_arguments(mpi):
             "GC-TIMEOUT": [(dist.monitored_barrier, None, -1)],
         }
         for code, (function, *arguments) in ((code, call) for code, calls in refused.items() for call in calls):
-            with naming((code, function)), pytest.raises((gc.ArgumentError, gc.DtypeError)) as error:
+            with naming((code, function)), pytest.raises((gc.ArgumentError, gc.DtypeError), match=code + "]"):
                 function(*arguments)
-            assert error.value.code == code, (function, error.value)
             assert not memory.any()
             same(x, data(rank))
         dist.all_gather(outs, x)

@@ -1,8 +1,6 @@
 """gpucoll.distributed: groups, messages between two ranks, barriers naming missing ranks, start and end."""
 
 import datetime
-import os
-import subprocess
 import sys
 
 import numpy
@@ -11,6 +9,7 @@ import pytest
 import gpucoll as gc
 import gpucoll.distributed as dist
 from gpucoll.launch import launchers
+from harness.jobs import python
 from harness.pace import seconds
 from multirank.distributed_world import data, done, same, world
 
@@ -294,9 +293,8 @@ def test_processes_of_multiprocessing_are_ranks(tmp_path, start, method):
     """torch's standard form: a program without a launcher starts its processes itself, and tells them their ranks."""
     port = launchers.free_port()
     (tmp_path / "program.py").write_text(STANDARD_FORM)
-    job = subprocess.run([sys.executable, "program.py", start, method.format(port=port, folder=tmp_path), str(port)],
-                         cwd=tmp_path, capture_output=True, text=True, timeout=seconds(120), check=False,
-                         env={**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+    job = python("program.py", start, method.format(port=port, folder=tmp_path), port, cwd=tmp_path, timeout=120,
+                 env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
     assert (job.returncode, sorted(job.stdout.splitlines())) == (
         0, [f"[6.] {rank} 3 {rank} None" for rank in range(3)]), job.stderr
 

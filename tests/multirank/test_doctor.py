@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 from unittest import mock
 
@@ -14,6 +13,7 @@ from gpucoll import doctor
 from gpucoll.doctor import facts
 from gpucoll.lab.graphs.link_graph import load_graph
 from harness.commands import gpucoll_run, without_mpi4py
+from harness.jobs import python
 from harness.pace import seconds
 from harness.ranks import run_job
 
@@ -36,8 +36,7 @@ def test_launched_it_speaks_once_and_ends_alike(mpiexec, tmp_path):
 def test_without_mpi_every_command_works(tmp_path):
     """The doctor finds nothing wrong, the benchmark has a table, and `auto` uses the table of `tune`."""
     env = {**without_mpi4py(tmp_path), "GPUCOLL_CACHE": str(tmp_path)}
-    alone = subprocess.run([sys.executable, "-c", QUICK.format("pass")], capture_output=True, text=True, check=False,
-                           env={**os.environ, **env})
+    alone = python("-c", QUICK.format("pass"), timeout=120, env=env)
     assert (alone.returncode, "MPI         no MPI: ranks by store\n" in alone.stdout) == (0, True), alone.stdout
     bench = gpucoll_run("--standalone", "-n", 2, "-m", "gpucoll.bench", "all_reduce", "-b", 8, "-e", 8, env=env)
     assert re.search(r"\n +8 +2 +float +sum .* 0\n", bench.stdout), bench.stdout + bench.stderr

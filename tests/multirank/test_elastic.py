@@ -1,15 +1,11 @@
 """Groups of ranks that change: survivors of killed ranks, growth by newcomers, lost ranks replaced; no litter."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy
 import pytest
 
 import gpucoll as gc
-from harness.commands import without_mpi4py
 from harness.pace import seconds
 
 SHRINKS = """
@@ -256,39 +252,6 @@ def test_a_newcomer_that_dies_while_another_is_awaited_is_told(group):
     newcomer.stdin.write("now\n")
     newcomer.stdin.flush()
     assert group.said() == [{"prompt": True, "sum": [3]}] * 2
-
-
-# ---------------------------------------------------------------- under a launcher
-
-SURVIVES = """
-import os, signal, sys
-import numpy
-import gpucoll as gc
-comm = gc.init(timeout=float(sys.argv[1]))
-if comm.rank == 1:
-    comm.all_reduce(numpy.ones(3))
-    {end}
-try:
-    while True:
-        comm.all_reduce(numpy.ones(3))
-except gc.RankFailedError:
-    rest = comm.shrink()
-sys.stdout.write(f"{rest.all_gather(numpy.array([comm.rank])).ravel().tolist()}\\n")
-rest.close()
-"""
-
-
-@pytest.mark.parametrize("end", [
-    "os.kill(os.getpid(), signal.SIGKILL)", pytest.param("raise KeyError", marks=pytest.mark.slow)])
-def test_under_survive_the_other_ranks_go_on(launcher, tmp_path, end):
-    (tmp_path / "job.py").write_text(SURVIVES.replace("{end}", end))
-    command = [sys.executable, "-m", "gpucoll", "run", "--standalone", "--survive", "-n", "3", "job.py"]
-    env = {**os.environ, **without_mpi4py(tmp_path)}
-    job = subprocess.run([*command, str(seconds(60))], cwd=tmp_path, env=env, capture_output=True, text=True,
-                         timeout=seconds(120), check=False)
-    assert (job.returncode, job.stdout) == (0, "[0, 2]\n[0, 2]\n"), job.stderr
-    assert "gpucoll run: rank 1 (process" in job.stderr
-    assert "the other ranks go on" in job.stderr
 
 
 # ---------------------------------------------------------------- threads

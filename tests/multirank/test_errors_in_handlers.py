@@ -11,7 +11,7 @@ import pytest
 
 from gpucoll.cli.mpi_jobs import KILLED_CODES, _job_code
 from harness.commands import gpucoll_run
-from harness.jobs import JOB_MARK, kill_marked, marked, same_gpucoll
+from harness.jobs import JOB_MARK, kill_marked, marked, python, same_gpucoll
 from harness.pace import seconds
 
 STANDALONE = ["--standalone"]
@@ -44,11 +44,6 @@ def start(words, **pipes):
                                env={**os.environ, **same_gpucoll(), JOB_MARK: token, "PYTHONUNBUFFERED": "1"},
                                **{"stdin": subprocess.DEVNULL, **pipes})
     return process, token
-
-
-def python(program, folder=None):
-    return subprocess.run([sys.executable, "-c", program], cwd=folder, env={**os.environ, **same_gpucoll()},
-                          capture_output=True, text=True, timeout=seconds(60), check=False)
 
 
 def left(token, within=0.0):
@@ -105,7 +100,7 @@ os.kill(os.getpid(), signal.SIGTERM)
 
 
 def test_every_callback_runs_at_sigterm_whatever_the_others_raise(tmp_path):
-    job = python(CALLBACKS, tmp_path)
+    job = python("-c", CALLBACKS, cwd=tmp_path, env=same_gpucoll())
     assert job.returncode == 143, job.stderr
     assert (tmp_path / "saved").exists()
     assert "ZeroDivisionError" in job.stderr
@@ -221,7 +216,7 @@ assert subprocess.run(check, env={**os.environ, "RANK": "0"}).returncode == 0  #
 
 
 def test_a_child_of_torchruns_rank_is_refused():
-    job = python(ALONE)
+    job = python("-c", ALONE)
     assert job.returncode == 0, job.stderr
     assert "[GC-FORK] init: this process" in job.stdout
     assert "is a child of rank 1 (process" in job.stdout
@@ -264,5 +259,5 @@ ended_well(lambda: os.kill(os.getpid(), signal.SIGINT) or print("goes on"), "gpu
 
 
 def test_a_command_does_nothing_after_ctrl_c():
-    job = python(GOES_ON)
+    job = python("-c", GOES_ON)
     assert (job.returncode, job.stdout, job.stderr) == (130, "", "gpucoll verb: interrupted\n")

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -39,8 +38,8 @@ def outcomes(mpiexec, folder, way, size, place, leaver):
     if way == "mpiexec":
         job = mpiexec(size, sys.executable, *command, timeout=seconds(90))
     else:
-        job = subprocess.run([sys.executable, "-m", "gpucoll", "run", "--standalone", "-n", str(size), *command],
-                             capture_output=True, text=True, timeout=seconds(90), env=environment(folder), check=False)
+        job = jobs.python("-m", "gpucoll", "run", "--standalone", "-n", size, *command, timeout=90,
+                          env=environment(folder))
     found = {int(path.name): json.loads(path.read_text()) for path in folder.iterdir() if path.name.isdecimal()}
     assert found.keys() == set(range(size)), job
     return found, job.stdout + job.stderr

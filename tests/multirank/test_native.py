@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from unittest import mock
 
@@ -14,6 +13,7 @@ import gpucoll as gc
 from gpucoll.call.table import Calls
 from gpucoll.core.ops import OPS
 from gpucoll.executors.native import NativeExecutor, _Collective
+from harness.jobs import python
 from harness.pace import seconds
 
 COUNTS = (3, 70_000)  # elements of a block: eager and rendezvous messages of MPI
@@ -165,8 +165,7 @@ def test_each_call_is_recorded_once(mpiexec, tmp_path, made):
     job = mpiexec(2, sys.executable, "-c", RECORDED.format(made=made),
                   env={"GPUCOLL_DUMP_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)})
     assert job.returncode == 0, job.stderr
-    shown = subprocess.run([sys.executable, "-m", "gpucoll", "report", "--trace", tmp_path / "trace.json", tmp_path],
-                           capture_output=True, text=True, check=True)
+    shown = python("-m", "gpucoll", "report", "--trace", tmp_path / "trace.json", tmp_path)
     events = json.loads((tmp_path / "trace.json").read_text())
     events = events if isinstance(events, list) else events["traceEvents"]
     calls = [event["pid"] for event in events if event.get("name") == "all_reduce"]

@@ -1,7 +1,6 @@
 """Counters near their ends: calls go on where numbers come again, and are refused on all ranks after the last."""
 
 import os
-import subprocess
 import sys
 
 import numpy
@@ -11,6 +10,7 @@ import gpucoll as gc
 from gpucoll.executors.engine.tables import ROUNDS
 from gpucoll.transport import ucx
 from gpucoll.transport.tags import TAGS, tag_of_call
+from harness.jobs import python
 from harness.node_ranks import on_shared
 from harness.numbers import stand_at
 from harness.pace import seconds
@@ -97,6 +97,5 @@ for name in "ab":
 
 @pytest.mark.skipif(ucx.library()[0] is None, reason="UCX is not installed")
 def test_ucx_refuses_a_communicator_after_the_last_number():
-    job = subprocess.run([sys.executable, "-c", CONTEXTS], capture_output=True, text=True, timeout=seconds(60),
-                         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    job = python("-c", CONTEXTS, env={"PYTHONPATH": os.pathsep.join(sys.path)})
     assert (job.returncode, job.stdout) == (0, "GC-BACKEND True\n" * 2), job.stderr

@@ -6,15 +6,12 @@ that compare gpucoll.torch with Gloo run here with virtual ranks, and check ever
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from harness.pace import seconds
+from harness import jobs
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None,
                                 reason="PyTorch is not installed: pip install torch")
@@ -25,9 +22,7 @@ NAMES = re.findall(r"^@fault.*\ndef (\w+)", FAULTY.read_text(), re.MULTILINE)
 
 
 def python(*words):
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, cwd=ROOT,
-                          env=environment, timeout=seconds(250), check=False)
+    return jobs.python(*words, cwd=ROOT, env={"PYTHONWARNINGS": "ignore"}, timeout=250)
 
 
 def precheck(program, ranks, *options):

@@ -1,7 +1,5 @@
 """A further rank dies while ranks regroup: at each step the others become one group, with the right results."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 import gpucoll as gc
 from gpucoll.communicator import links
 from harness.commands import without_mpi4py
-from harness.jobs import require_launcher, same_gpucoll
+from harness.jobs import python, require_launcher
 from harness.pace import seconds
 
 PROGRAM = Path(__file__).with_name("second_deaths.py")
@@ -23,9 +21,7 @@ OTHER = "apply:2 _place_of:1 membership:2 all_gather:2"
 
 
 def run(folder, *given):
-    env = {**os.environ, **same_gpucoll(), **without_mpi4py(folder), "TMPDIR": str(folder)}
-    done = subprocess.run([sys.executable, str(PROGRAM), *map(str, given)], env=env, capture_output=True, text=True,
-                          timeout=seconds(300), check=False)
+    done = python(PROGRAM, *given, timeout=300, env={**without_mpi4py(folder), "TMPDIR": str(folder)})
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
@@ -79,7 +75,7 @@ comm = gc.init(timeout=float(sys.argv[1]))
 rank = comm.rank
 comm.all_reduce(numpy.ones(3))
 if rank == 3:
-    os._exit(0)
+    raise KeyError
 if rank == 2:
     from gpucoll.launch import regroup
     regroup._place_of = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
@@ -88,12 +84,14 @@ comm.close()
 """
 
 
-def test_under_survive(tmp_path):
+def test_under_survive_the_other_ranks_go_on(tmp_path):
+    """After an uncaught exception on one rank, and the kill of another one while the ranks shrink."""
     (tmp_path / "job.py").write_text(LAUNCHED)
-    command = [sys.executable, "-m", "gpucoll", "run", "--standalone", "--survive", "-n", "4", "job.py"]
-    job = subprocess.run([*command, str(seconds(60))], cwd=tmp_path, env={**os.environ, **without_mpi4py(tmp_path)},
-                         capture_output=True, text=True, timeout=seconds(120), check=False)
+    job = python("-m", "gpucoll", "run", "--standalone", "--survive", "-n", 4, "job.py", seconds(60), timeout=120,
+                 cwd=tmp_path, env=without_mpi4py(tmp_path))
     assert (job.returncode, job.stdout) == (0, "[0, 1]\n[0, 1]\n"), job.stderr
+    for words in ("gpucoll run: rank 3 (process", "gpucoll run: rank 2 (process", "the other ranks go on"):
+        assert words in job.stderr
 
 
 @pytest.mark.parametrize("late", [False, True])

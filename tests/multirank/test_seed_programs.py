@@ -2,9 +2,7 @@
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 
 from harness.commands import gpucoll_run
 from harness.grids import naming
-from harness.pace import seconds
+from harness.jobs import python
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "seed_programs"
@@ -106,8 +104,7 @@ def test_programs_that_start_their_ranks_run_as_written(tmp_path, monkeypatch):
     blocks = re.findall(r"```\w+\n(.*?)```", (PROGRAMS / "standard_form.md").read_text(), re.DOTALL)
     for program, text in zip(blocks[::2], blocks[1::2], strict=True):
         (tmp_path / "program.py").write_text(program.replace("torch.distributed as", "gpucoll.distributed as"))
-        job = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True,
-                             timeout=seconds(240), check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        job = python("program.py", cwd=tmp_path, timeout=240, env={"PYTHONPATH": str(ROOT)})
         assert job.returncode == 0, job.stderr
         partial = re.compile("after reudce.*" + ("Rank  [012]" if "dist.reduce(" in program else "no line"))
         assert words(line for line in job.stdout.splitlines() if not partial.match(line)) == \

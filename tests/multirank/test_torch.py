@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpucoll.launch import launchers
-from harness.jobs import outputs_of
+from harness.jobs import outputs_of, python
 from oracles import global_batch
 
 pytestmark = [
@@ -29,8 +29,7 @@ def check(job, ranks, names):
 
 
 def torchrun(ranks, *argv):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return subprocess.run([*command, *map(str, argv)], capture_output=True, text=True, timeout=SECONDS, check=False)
+    return python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, *argv, timeout=SECONDS)
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])

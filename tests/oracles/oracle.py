@@ -58,6 +58,24 @@ def reduced(op, name, contributions):
     return total.astype(kind(name))
 
 
+def outcome(collective, inputs, rank, root=0, op="sum", counts=()):
+    """Return a rank's result from the arrays of all ranks, None without a result; blocks of equal length are stacked.
+    """
+    name = next(one.dtype.name for one in inputs if one is not None)
+    if collective in ("scan", "exscan"):
+        some = inputs[:rank + (collective == "scan")]
+        return reduced(op, name, some) if some else numpy.full_like(inputs[0], identity(op, name))
+    if collective in ("gather", "reduce") and rank != root:
+        return None
+    if "reduce" in collective:
+        total, part = reduced(op, name, inputs), slice(sum(counts[:rank]), sum(counts[:rank + 1]))
+        return {"reduce_scatter": lambda: total[rank], "reduce_scatter_v": lambda: total[part]}.get(
+            collective, lambda: total)()
+    if collective in ("broadcast", "scatter"):
+        return inputs[root] if collective == "broadcast" else inputs[root][rank]
+    return numpy.stack([one[rank] for one in inputs] if collective == "all_to_all" else inputs)
+
+
 def identity(op, name):
     """Return the result of reducing nothing."""
     if op in ("min", "max"):

@@ -76,24 +76,14 @@ def reduction(comm, collective, algorithm, op, name, count, in_place=False):
         if in_place and collective != "reduce_scatter" and (collective != "reduce" or comm.rank == root):
             arguments["out"] = mine
         found = getattr(comm, collective)(mine, **arguments)
-    expected = expected_reduction(comm, collective, op, name, everyone, rows)
-    if collective == "reduce" and comm.rank != root:
+    expected = oracle.outcome(collective, everyone, comm.rank, root, op, rows)
+    if expected is None:
         assert found is None
     else:
         check(found, expected, op, name, count)
         assert found is arguments.get("out", found)
     if "out" not in arguments:
         check(mine, everyone[comm.rank], "the input has changed", op, name, count)
-
-
-def expected_reduction(comm, collective, op, name, everyone, rows):
-    if collective == "exscan":
-        return oracle.reduced(op, name, everyone[:comm.rank]) if comm.rank else \
-            numpy.full(everyone[0].shape, oracle.identity(op, name), oracle.kind(name))
-    total = oracle.reduced(op, name, everyone[:comm.rank + 1] if collective == "scan" else everyone)
-    first = sum(rows[:comm.rank])
-    return {"reduce_scatter": lambda: total[comm.rank],
-            "reduce_scatter_v": lambda: total[first:first + rows[comm.rank]]}.get(collective, lambda: total)()
 
 
 @program
@@ -120,41 +110,28 @@ def copies(comm, collective, algorithm):
             MOVED[collective](comm, algorithm, name, count, root)
 
 
-def broadcast(comm, algorithm, name, count, root):
-    everyone = inputs("sum", name, comm.size, (count,))
-    x = everyone[comm.rank].copy()
-    assert comm.broadcast(x, root=root, algorithm=algorithm) is x
-    check(x, everyone[root], name, count, root)
-
-
-def gathered(comm, algorithm, name, count, root, collective="gather"):
-    everyone = inputs("sum", name, comm.size, (count,))
-    has_result = collective == "all_gather" or comm.rank == root
-    out = numpy.empty((comm.size, count), oracle.kind(name)) if count % 2 and has_result else None
-    found = getattr(comm, collective)(everyone[comm.rank], out=out, algorithm=algorithm, **rooted(collective, root))
-    if has_result:
-        check(found, numpy.stack(everyone), name, count)
-    assert found is out or (has_result and out is None)
-
-
 def rooted(collective, root):
     return {"root": root} if COLLECTIVES[collective].rooted else {}
 
 
-def scattered(comm, algorithm, name, count, root):
-    x = oracle.values("sum", name, root, comm.size * count).reshape(comm.size, count)
-    out = numpy.empty(count, oracle.kind(name)) if count % 2 else None
-    found = comm.scatter(x if comm.rank == root else None, out=out, root=root, algorithm=algorithm)
-    check(found, x[comm.rank].copy(), name, count)
-    assert out is None or found is out
-
-
-def exchanged(comm, algorithm, name, count, root):
-    everyone = inputs("sum", name, comm.size, (comm.size, count))
-    x = everyone[comm.rank].copy()
-    found = comm.all_to_all(x, out=x if count % 2 else None, algorithm=algorithm)
-    check(found, numpy.stack([one[comm.rank] for one in everyone]), name, count)
-    assert (found is x) == bool(count % 2)
+def moved(comm, algorithm, name, count, root, collective):
+    """Make a call of a movement with blocks of one length; with an odd length into `out`, an all-to-all in place."""
+    shape = (comm.size, count) if COLLECTIVES[collective].input.blocks else (count,)
+    everyone = inputs("sum", name, comm.size, shape)
+    x, out, options = everyone[comm.rank].copy(), {}, {"algorithm": algorithm, **rooted(collective, root)}
+    expected = oracle.outcome(collective, everyone, comm.rank, root)
+    if collective != "broadcast" and count % 2 and expected is not None:
+        out = {"out": x if collective == "all_to_all" else numpy.empty_like(expected)}
+    given = None if collective == "scatter" and comm.rank != root else x
+    found = getattr(comm, collective)(given, **out, **options)
+    if expected is None:
+        assert found is None
+    else:
+        check(found, expected, name, count, root)
+        assert found is out.get("out", found)
+    in_place = collective == "broadcast" or out.get("out") is x
+    assert (found is x) == in_place
+    assert in_place or oracle.same_bits(x, everyone[comm.rank])
 
 
 def ragged(comm, algorithm, name, count, root, collective):
@@ -174,9 +151,7 @@ def ragged(comm, algorithm, name, count, root, collective):
         check(one, wanted)
 
 
-MOVED = {"broadcast": broadcast, "gather": gathered, "all_gather": functools.partial(gathered, collective="all_gather"),
-         "scatter": scattered, "all_to_all": exchanged,
-         **{name: functools.partial(ragged, collective=name) for name in MOVEMENTS if name.endswith("_v")}}
+MOVED = {name: functools.partial(ragged if name.endswith("_v") else moved, collective=name) for name in MOVEMENTS}
 
 
 @program

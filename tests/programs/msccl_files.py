@@ -108,58 +108,6 @@ def all_pairs(size):
     return file
 
 
-def hierarchical(size):
-    """Two nodes: reduce at the leader of each chunk in a node, exchange across, and broadcast in the node."""
-    half = size // 2
-    file = File("allreduce", size, half, in_place=True)
-    for node in range(2):
-        for chunk in range(half):
-            leader = node * half + chunk
-            for peer in range(half):
-                if peer != chunk:
-                    file.move(node * half + peer, ("i", chunk), leader, ("i", chunk), reduce=True)
-    for chunk in range(half):
-        file.move(chunk, ("i", chunk), half + chunk, ("i", chunk), reduce=True)
-        file.move(half + chunk, ("i", chunk), chunk, ("i", chunk))
-    for node in range(2):
-        for chunk in range(half):
-            for peer in range(half):
-                if peer != chunk:
-                    file.move(node * half + chunk, ("i", chunk), node * half + peer, ("i", chunk), channel=1)
-    return file
-
-
-def doubling_all_gather(size):
-    """Out of place; blocks of growing length are exchanged in both directions."""
-    file = File("allgather", size, size)
-    for rank in range(size):
-        file.move(rank, ("i", 0), rank, ("o", rank))
-    return _doubled(file, size, "o")
-
-
-def _doubled(file, size, buffer):
-    for distance in [1 << power for power in range(size.bit_length() - 1)]:
-        for rank in range(size):
-            first = rank // distance * distance
-            file.move(rank, (buffer, first), rank ^ distance, (buffer, first), count=distance)
-    return file
-
-
-def halving_doubling(size):
-    file = File("allreduce", size, size, in_place=True)
-    lows = [0] * size
-    for distance in [size >> power for power in range(1, size.bit_length())]:
-        moves = []
-        for rank in range(size):
-            other = rank ^ distance
-            keeps = lows[rank] + (distance if rank & distance else 0)
-            moves.append((other, keeps, rank))
-        for other, keeps, rank in moves:
-            file.move(other, ("i", keeps), rank, ("i", keeps), count=distance, reduce=True)
-            lows[rank] = keeps
-    return _doubled(file, size, "i")
-
-
 def two_step_all_to_all(size):
     """Nodes of the root of `size`: within the node by scratch, to the rank with the target's number; then across."""
     local = next(one for one in range(1, size + 1) if one * one >= size)
@@ -178,14 +126,6 @@ def two_step_all_to_all(size):
         for to in range(nodes):
             target = to * local + number
             file.move(rank, ("s", to * local), target, ("o", node * local), count=local, channel=1)
-    return file
-
-
-def direct_all_to_all(size):
-    file = File("alltoall", size, size * 2)
-    for source in range(size):
-        for target in range(size):
-            file.move(source, ("i", 2 * target), target, ("o", 2 * source), count=2)
     return file
 
 
@@ -237,11 +177,7 @@ FILES = {  # by name: the collective, the function returning the file, the numbe
     "ring_all_gather": ("all_gather", ring_all_gather, (2, 4, 7)),
     "ring_reduce_scatter": ("reduce_scatter", ring_reduce_scatter, (2, 4, 8)),
     "all_pairs": ("all_reduce", all_pairs, (2, 4, 8)),
-    "hierarchical": ("all_reduce", hierarchical, (4, 8, 16)),
-    "doubling": ("all_gather", doubling_all_gather, (2, 4, 16)),
-    "halving_doubling": ("all_reduce", halving_doubling, (2, 4, 8, 16)),
     "two_step": ("all_to_all", two_step_all_to_all, (4, 9, 16)),
-    "direct": ("all_to_all", direct_all_to_all, (2, 3, 5)),
     "tree": ("all_reduce", tree, (3, 4, 7, 16)),
     "chain": ("broadcast", chain_broadcast, (2, 4, 5)),
     "linear_reduce": ("reduce", linear_reduce, (3, 4)),

@@ -4,9 +4,11 @@ import functools
 
 import numpy
 
+from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Schedule
 from gpucoll.verify.symbolic import prove
 from harness.thread_ranks import on_threads
+from oracles import oracle
 
 
 def proved(collective, size, chunks, rounds):
@@ -19,15 +21,10 @@ def proved(collective, size, chunks, rounds):
 def data_of(name, ranks):
     """Return input and output of every rank; rank r gives r + 1 times 7 i, and in blocks 1000 times the block more."""
     numbers = numpy.arange(60) * 7
-    blocks = [numpy.stack([numbers + 1000 * block for block in range(ranks)]) * (rank + 1) for rank in range(ranks)]
-    arrays = [numbers * (rank + 1) for rank in range(ranks)]
-    total, root = sum(arrays), lambda result: [result, *[None] * (ranks - 1)]
-    return {
-        "all_gather": (arrays, [numpy.stack(arrays)] * ranks), "all_reduce": (arrays, [total] * ranks),
-        "broadcast": (arrays, [arrays[0]] * ranks), "reduce": (arrays, root(total)),
-        "gather": (arrays, root(numpy.stack(arrays))), "scatter": (root(blocks[0]), [*blocks[0]]),
-        "reduce_scatter": (blocks, [*sum(blocks)]),
-        "all_to_all": (blocks, [numpy.stack([block[rank] for block in blocks]) for rank in range(ranks)])}[name]
+    if COLLECTIVES[name].input.blocks:
+        numbers = numpy.stack([numbers + 1000 * block for block in range(ranks)])
+    given = [None if name == "scatter" and rank else numbers * (rank + 1) for rank in range(ranks)]
+    return given, [oracle.outcome(name, given, rank) for rank in range(ranks)]
 
 
 def check_on_threads(name, ranks, algorithm):

@@ -11,6 +11,7 @@ import pytest
 
 import gpu_check
 from gpucoll.transport.rendezvous import becomes
+from harness.jobs import python
 from harness.pace import seconds
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,8 +22,7 @@ PARTS = [part.name for part in gpu_check.PARTS]
 
 def check(folder, *options, **variables):
     """Return the exit code, the printed text, and the written findings by part and name."""
-    job = subprocess.run([sys.executable, SCRIPTS / "gpu_check", "--output", folder, *options], capture_output=True,
-                         text=True, timeout=seconds(600), env={**os.environ, **variables})
+    job = python(SCRIPTS / "gpu_check", "--output", folder, *options, timeout=600, env=variables)
     (path,) = folder.glob("*.json")
     parts = json.loads(path.read_text())["parts"]
     return job.returncode, job.stdout, {part: {one["name"]: one for one in more["findings"]}
@@ -94,8 +94,7 @@ def test_what_runs_is_measured(tmp_path, emulated_kernels, launcher):
     quick = ("import json, gpu_parts as p; p.RANKS, p.SMALL, p.REPEATS, p.GRAPH = (2,), (8,), 1, 2; "
              "print(json.dumps([*p.peer_bandwidth('1'), *p.peer_latency('')]))")
     path = os.pathsep.join(map(str, (SCRIPTS, FACES, ROOT)))
-    job = subprocess.run([sys.executable, "-c", quick], capture_output=True, text=True, timeout=seconds(600),
-                         check=True, env={**os.environ, **ON_EMULATED_GPU, "PYTHONPATH": path})
+    job = python("-c", quick, timeout=600, env={**ON_EMULATED_GPU, "PYTHONPATH": path})
     measured = {one["name"]: one for one in json.loads(job.stdout)}
     assert set(measured) == {f"2 ranks, {name}" for name in (
         "device copy", "one_shot", "two_shot", "a copy of 4 bytes", "8 bytes")}

@@ -1,11 +1,9 @@
 """NumPy arrays on an emulated GPU: a program's own CuPy stays what it is, and both are apart in a process."""
 
-import subprocess
-import sys
 
 import pytest
 
-from harness.pace import seconds
+from harness.jobs import python
 
 pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 CUPY = """
@@ -41,8 +39,7 @@ def run(tmp_path, emulated_kernels, monkeypatch):
         (tmp_path / "program.py").write_text(program)
         if cupy is not None:
             (tmp_path / "cupy.py").write_text(cupy)
-        words = [sys.executable, *words, tmp_path / "program.py"]
-        job = subprocess.run(words, capture_output=True, text=True, timeout=seconds(60))
+        job = python(*words, tmp_path / "program.py")
         assert job.returncode == 0, job.stderr
         return job.stdout
 

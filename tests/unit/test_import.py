@@ -1,12 +1,11 @@
 """What `import gpucoll` loads: the modules that every program needs, and what comes at the first use."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 import gpucoll as gc
+from harness.jobs import python
 
 MOST = 130  # of gpucoll's own modules
 # Modules of the standard library that cost milliseconds, and packages of gpucoll that few programs use.
@@ -21,8 +20,7 @@ LOADED = "import json, sys, numpy; before = set(sys.modules); import gpucoll; " 
 
 
 def test_import_loads_what_every_program_needs_and_no_more():
-    loaded = json.loads(subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True,
-                                       check=True).stdout)
+    loaded = json.loads(python("-c", LOADED).stdout)
     wrong = [name for name in loaded if any(f"{name}.".startswith(f"{one}.") for one in FORBIDDEN)]
     assert not wrong
     own = [name for name in loaded if name.partition(".")[0] == "gpucoll"]
@@ -34,13 +32,13 @@ def test_import_loads_what_every_program_needs_and_no_more():
 def test_the_room_and_the_function_precheck_share_a_name(first):
     script = f"import gpucoll as gc; {first}; import gpucoll.precheck.turns as turns; " \
              "print(gc.precheck(lambda comm: None, 2), turns.Turns.__name__, gc.precheck.precheck.__name__)"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout == "[] Turns precheck\n"
+    found = python("-c", script)
+    assert found.stdout == "[] Turns precheck\n", found.stderr
 
 
 def test_rooms_come_at_the_first_use():
     script = "import gpucoll as gc; print(gc.training.Mesh.__name__, gc.distributed.ReduceOp.__name__)"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout == "Mesh ReduceOp\n"
+    found = python("-c", script)
+    assert found.stdout == "Mesh ReduceOp\n", found.stderr
     with pytest.raises(AttributeError, match="module 'gpucoll' has no attribute 'nonsense'"):
         gc.nonsense  # noqa: B018

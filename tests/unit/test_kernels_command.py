@@ -13,7 +13,7 @@ from gpucoll.core.dtypes import DTYPES
 from gpucoll.device import command, sources
 from gpucoll.device.store import Store
 from gpucoll.transport.rendezvous import becomes
-from harness.jobs import JOB_MARK, marked
+from harness.jobs import JOB_MARK, marked, python
 from harness.pace import seconds
 
 ROOT = Path(__file__).parents[2]
@@ -94,8 +94,8 @@ print("found")
 @pytest.mark.kernel
 def test_a_device_finds_what_was_compiled_ahead(tmp_path):
     places = [str(ROOT / "gpucoll" / "emulation" / "_faces"), str(ROOT)]
-    job = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env={
-        **os.environ, "GPUCOLL_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(places), "EMULATED_GPUS": "1"})
+    job = python("-c", PROGRAM, timeout=300, env={
+        "GPUCOLL_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(places), "EMULATED_GPUS": "1"})
     lines = job.stdout.splitlines()
     assert (job.returncode, lines[-1:]) == (0, ["found"]), job.stderr
     assert lines[1].split()[:4] == ["sm_90", "copy", "1", "0"]

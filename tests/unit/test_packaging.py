@@ -17,7 +17,7 @@ import pytest
 import environment
 from gpucoll.executors.engine import extension
 from harness import packages
-from harness.jobs import run_job
+from harness.jobs import python, run_job
 from harness.sources import ROOT, files, nodes_of
 
 
@@ -186,8 +186,7 @@ def test_ranks_are_taken_out_of_the_command_line(monkeypatch):
 @pytest.mark.parametrize(("words", "variables", "lines"), [
     (["--ranks", "0"], {}, 1), (["--ranks=1.5"], {}, 1), ([], {"PMI_RANK": "1", "PMI_SIZE": "2"}, 0)])
 def test_what_training_refuses_is_one_line_of_all_ranks(words, variables, lines):
-    job = subprocess.run([sys.executable, ROOT / "scripts" / "train", *words], env={**os.environ, **variables},
-                         capture_output=True, text=True)
+    job = python(ROOT / "scripts" / "train", *words, env=variables)
     assert (job.returncode, job.stdout, job.stderr.count("\n")) == (2, "", lines)
 
 

@@ -8,9 +8,9 @@ import json
 import os
 import random
 import re
-import subprocess
 import sys
 import threading
+import tomllib
 from pathlib import Path
 
 import numpy
@@ -25,7 +25,7 @@ from gpucoll.device import store
 from gpucoll.precheck.script import check_script
 from gpucoll.precheck.state import is_of_program
 from harness.grids import often
-from harness.pace import seconds
+from harness.jobs import python
 from harness.ranks import find_launcher
 from multirank.disagreements import CULPRIT, cases, made
 
@@ -168,8 +168,7 @@ def test_a_program_that_catches_everything_ends(tmp_path):
 
 def command(program, ranks, *flags, options=()):
     """Run the command in a process, as the program may start MPI; return exit code and output."""
-    words = [sys.executable, "-m", "gpucoll", "precheck", "-n", str(ranks), *flags, str(program), *options]
-    job = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=seconds(250), check=False)
+    job = python("-m", "gpucoll", "precheck", "-n", ranks, *flags, program, *options, cwd=ROOT, timeout=250)
     assert job.stderr == "" or job.returncode, job.stderr
     return job.returncode, job.stdout
 
@@ -330,3 +329,65 @@ def test_a_thousand_ranks_of_a_training_agree():
     ("/usr/lib/python3/dist-packages/numpy/__init__.py", False), (os.__file__, False), ("/home/me/fast.so", False)])
 def test_installed_packages_are_shared_by_all_ranks(file, is_own):
     assert is_of_program(file) is is_own
+
+
+PROGRAMS = tomllib.loads((Path(__file__).parents[1] / "faults/process_programs.toml").read_text())
+HEAD, RIGHT = PROGRAMS["head"], PROGRAMS["right"]
+WRONG = {name: text for kind in ("texts", "addresses", "numbers", "chance", "threads", "ends")
+         for name, text in PROGRAMS[kind].items()}
+UNKNOWN = {"unsupported", "process"}  # kinds with exit code 2
+
+
+def findings(folder, text):
+    """Run the command for a program whose ranks may differ; return the exit code and the findings."""
+    (program := folder / "program.py").write_text(HEAD + text + "\n")
+    code, found = command(program, RANKS, "--json", options=[folder])
+    return code, json.loads(found)
+
+
+def check(folder, name):
+    code, found = findings(folder, WRONG.get(name) or RIGHT[name])
+    kinds = [one["kind"] for one in found]
+    assert code == (2 if {*kinds} & UNKNOWN else 1 if kinds else 0), found
+    assert name in RIGHT or code, f"{name} agrees"
+    assert name in WRONG or not {*kinds} - UNKNOWN, found
+    assert all(re.search(r"\w+ \w+ \w+", one["message"]) for one in found)  # a sentence
+    return found
+
+
+CERTAIN = {  # the programs that always run: kind of the finding, and a word of its message
+    "a loop over a set": ("process", "order of a set"), "a number of a process": ("process", "number of a process"),
+    "a thread that drops errors": ("unsupported", "another thread"), "a call at the exit": ("ended", "rank 3"),
+    "SIGKILL": ("unsupported", "SIGKILL"), "execv": ("unsupported", "replaces its process"),
+    "os._exit with a code": ("exit", "3"), "sorted by address": ("shape", "ranks"),
+}
+
+
+@pytest.mark.parametrize(("name", "kind", "word"), [(name, *rest) for name, rest in CERTAIN.items()])
+def test_what_differs_between_processes_is_a_finding_or_cannot_be_checked(tmp_path, name, kind, word):
+    (found,) = check(tmp_path, name)
+    assert (found["kind"], word in found["message"]) == (kind, True), found
+
+
+def test_two_runs_name_the_ranks_and_both_lines(tmp_path):
+    code, (found,) = findings(tmp_path, "if hash('weight') % 97 == 77: comm.barrier()\ncomm.all_gather(np.ones(2))\n")
+    first = len(HEAD.splitlines())
+    assert (code, found["kind"], found["ranks"]) == (2, "process", [*range(RANKS)])
+    assert [place.rpartition(":")[2] for place in found["places"]] == [str(first + 1), str(first + 2)], found
+    assert [one["call"].split()[0] for one in found["calls"]] == ["barrier,", "all_gather"]
+
+
+WHYS = {"one rank's order": "one rank tells the others", "a folder that must be new": "FileExistsError",
+        "one rank's random number": "", "an exit taken back": "", "objects of any length": ""}
+
+
+@pytest.mark.parametrize(("name", "why"), WHYS.items())
+def test_a_right_program_has_no_finding(tmp_path, name, why):
+    found = check(tmp_path, name)
+    assert [why in one["message"] for one in found] == [True] * bool(why), found
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted({*WRONG, *RIGHT} - {*CERTAIN, *WHYS}))
+def test_no_program_that_depends_on_its_process_agrees_and_no_right_one_has_a_finding(tmp_path, name):
+    check(tmp_path, name)

@@ -4,13 +4,12 @@ import importlib.util
 import inspect
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from gpucoll.calibration.commands import TEXTBOOK_NAMES
 from gpucoll.launch.launchers import LAUNCHERS
+from harness.jobs import python
 from harness.sources import ROOT
 
 CODES = re.compile("GL0[1-9]|GL10|SS0[1-6]|PR0[1-9]|PR10|RT0[134]|RT05|YD01|EX01|SA0[2-4]")  # of numpydoc
@@ -46,9 +45,8 @@ def main():
 
 def test_the_reference_is_complete():
     pytest.importorskip("numpydoc", reason="the site needs the extra docs: scripts/docs brings it")
-    job = subprocess.run([sys.executable, __file__], capture_output=True, text=True, check=True,
-                         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"})
-    assert len(job.stdout.splitlines()) > 200
+    job = python(__file__, timeout=300, env={"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"})
+    assert len(job.stdout.splitlines()) > 200, job.stderr
     assert [line for line in job.stdout.splitlines() if ";" in line] == []
 
 

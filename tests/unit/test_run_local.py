@@ -47,12 +47,6 @@ def test_many_threads_on_a_core_leave_it_to_the_late_one(monkeypatch):
     gc.run_local(program, len(looks), timeout=600.0)
 
 
-def test_what_is_no_number_of_ranks_is_refused():
-    with pytest.raises(gc.ArgumentError):
-        gc.run_local(lambda comm: None, 0)
-    assert gc.run_local(lambda comm: comm.size, numpy.int64(2)) == [2, 2]
-
-
 class Stubborn:
     def __reduce__(self):
         raise OSError("planted")

@@ -19,6 +19,7 @@ import pages
 import schedulers
 from browser.conftest import browser  # noqa: F401 (a fixture)
 from gpucoll import cli
+from harness.jobs import python
 from harness.sources import ROOT, WRITTEN
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -48,7 +49,7 @@ def help_of(*program):
         with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
             cli.main([*program[1:], "--help"])
         return text.getvalue()
-    job = subprocess.run([sys.executable, *program, "--help"], cwd=ROOT, capture_output=True, text=True)
+    job = python(*program, "--help", cwd=ROOT)
     return job.stdout + job.stderr
 
 

@@ -1,7 +1,5 @@
 """Options, launchers, GPUs and command lines, without MPI."""
 
-import json
-import subprocess
 import sys
 import types
 from unittest import mock
@@ -113,11 +111,3 @@ def test_wrong_arguments_are_one_line_of_all_ranks_and_exit_code_2(given, words,
         assert (end.value.code, error.count("\n"), words in error) == (2, 1 - rank, rank == 0)
 
 
-def test_verify_proves_the_registry(capsys):
-    job = subprocess.run([sys.executable, "-m", "gpucoll", "verify", "--ranks", "2"], capture_output=True, text=True)
-    assert (job.returncode, job.stdout.splitlines()[-1].endswith("no faults")) == (0, True), job.stderr
-    assert main(["verify", "--ranks", "5,6", "--algorithm", "torus(3x2)"]) == 0
-    assert capsys.readouterr().out.split()[:2] == ["all_reduce", "torus(3x2)"]
-    assert main(["verify", "--ranks", "3", "--algorithm", "ring", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["faults"], {row["algorithm"] for row in found["algorithms"]}) == (0, {"ring"})

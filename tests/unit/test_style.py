@@ -1,4 +1,4 @@
-"""The project's limits of length, lint, types and layers."""
+"""The project's limits of length, lint, types and layers; files that need each other in a circle have a reason."""
 
 import ast
 import re
@@ -8,6 +8,7 @@ import textwrap
 import tomllib
 from pathlib import Path
 
+import grimp
 import pytest
 
 import gpucoll
@@ -209,3 +210,43 @@ def test_no_object_is_changed_behind_its_properties():
     text = """vars(a)["x"] = 1; b.__dict__["x"] = 1; c.__dict__.update(x=1); object.__setattr__(d, "x", 1)
 e.__dict__ |= {}; del vars(f)["x"]; g.__dict__ = {}; vars(self)["x"] = vars(h)["x"]; vars(module).update(x=1)"""
     assert {*written_variables([*ast.walk(ast.parse(text))])} == {*"abcdefg"}
+
+
+INCLUDE = re.compile(r'^\s*#include "(.+)"', re.MULTILINE)
+COMMUNICATOR = "gpucoll.communicator"
+REASONS = {
+    frozenset({COMMUNICATOR, *(f"{COMMUNICATOR}.{name}" for name in ("elastic", "methods"))}):
+        "the one public class: `init` and `shrink` make communicators",
+    frozenset(f"gpucoll.lab.graphs.{name}" for name in ("flows", "graph_routes", "link_graph")):
+        "a graph is a topology of the simulator, which asks a topology for its routes",
+}
+
+
+def circles(edges):
+    """Return the largest groups of names that all reach each other; `edges` has the neighbours of each name."""
+    reached = {}
+    for name in edges:
+        found, new = set(), {*edges[name]}
+        while new:
+            found |= new
+            new = {after for one in new for after in edges.get(one, ())} - found
+        reached[name] = found
+    return {frozenset(other for other in reached[name] if name in reached.get(other, ()))
+            for name in edges if name in reached[name]}
+
+
+def test_circles_are_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"e", "a"}}) == {
+        frozenset("abc"), frozenset("e")}
+
+
+def test_modules_form_no_circle_without_a_reason():
+    # Imports for types alone do not count: a part may name the class of which it is a part.
+    graph = grimp.build_graph("gpucoll", exclude_type_checking_imports=True, cache_dir=None)
+    assert circles({name: graph.find_modules_directly_imported_by(name) for name in graph.modules}) == {*REASONS}
+
+
+def test_headers_form_no_circle():
+    folder = ROOT / "kernels"
+    files = [path for path in folder.rglob("*") if path.suffix in (".h", ".cc", ".cu")]
+    assert circles({str(path.relative_to(folder)): {*INCLUDE.findall(path.read_text())} for path in files}) == set()

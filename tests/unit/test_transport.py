@@ -1,9 +1,9 @@
 """A transport of a program's own: processes joined by pipes, without MPI and without a store."""
 
-import subprocess
-import sys
 
 import pytest
+
+from harness.jobs import python
 
 PIPES = '''
 import collections, itertools, multiprocessing
@@ -171,5 +171,5 @@ def test_ranks_joined_by_a_transport_of_the_program(tmp_path, what):
     text, wanted = CALLS[what]
     script = tmp_path / "program.py"
     script.write_text(f"{PIPES}{text}\nrun(call)\n")
-    job = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
+    job = python(script, timeout=100)
     assert job.stdout.splitlines() == wanted, job.stderr
