@@ -83,26 +83,19 @@ def lengths_of(collective, rank, root, table):
 
 def outcome(collective, op, name, root, inputs, rank, table):
     """Return a rank's result by the contract; None without a result, and for a result filled by Python."""
-    size, is_root = len(inputs), rank == root
-    starts = [numpy.cumsum((0, *row)) for row in table]
-    if collective in ("all_reduce", "scan", "exscan") or (collective == "reduce" and is_root):
-        some = inputs[:{"scan": rank + 1, "exscan": rank}.get(collective, size)]
-        return oracle.reduced(op, name, some) if some else None
-    if collective == "broadcast":
-        return inputs[root]
-    if collective in ("all_gather", "all_gather_v") or (collective in ("gather", "gather_v") and is_root):
+    if collective == "barrier" or (collective == "exscan" and rank == 0):
+        return None
+    kind = collective.removesuffix("_v")
+    if kind == "all_gather" or (kind == "gather" and rank == root):
         return numpy.concatenate(inputs)
-    if collective in ("scatter", "all_to_all", "reduce_scatter"):
-        blocks = [None if one is None else one.reshape(size, -1)[rank] for one in inputs]
-        if collective == "scatter":
-            return blocks[root]
-        return numpy.concatenate(blocks) if collective == "all_to_all" else oracle.reduced(op, name, blocks)
-    if collective in ("scatter_v", "reduce_scatter_v"):
-        blocks = [None if one is None else one[starts[0][rank]:starts[0][rank + 1]] for one in inputs]
-        return blocks[root] if collective == "scatter_v" else oracle.reduced(op, name, blocks)
-    if collective == "all_to_all_v":
-        return numpy.concatenate([one[starts[peer][rank]:starts[peer][rank + 1]] for peer, one in enumerate(inputs)])
-    return None
+    if kind not in ("scatter", "all_to_all", "reduce_scatter"):
+        return oracle.outcome(kind, inputs, rank, root, op)
+    cuts = [numpy.cumsum(row)[:-1] if kind != collective else len(inputs)
+            for row in (table if kind == "all_to_all" else [table[0]] * len(inputs))]
+    blocks = [None if one is None else numpy.split(one, cut)[rank] for one, cut in zip(inputs, cuts, strict=True)]
+    if kind == "reduce_scatter":
+        return oracle.reduced(op, name, blocks)
+    return blocks[root] if kind == "scatter" else numpy.concatenate(blocks)
 
 
 def drawn(random, ranks, names=NAMES):

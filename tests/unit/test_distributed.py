@@ -86,14 +86,9 @@ def test_one_rank_by_itself(monkeypatch):
     start._init_from(gc.init_local(1)[0])  # without MPI
     try:
         assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
-        x, out, found = numpy.arange(3.0), [numpy.zeros(3)], [None]
-        dist.all_reduce(x, op=dist.ReduceOp.AVG)
-        dist.all_gather(out, x)
-        dist.scatter_object_list(found, ["b"])
         dist.monitored_barrier()
-        assert (x.tolist(), out[0].tolist(), found) == ([0, 1, 2], [0, 1, 2], ["b"])
         with pytest.raises(gc.UsageError, match="pass a source"):
-            dist.recv(x)
+            dist.recv(numpy.arange(3.0))
         assert dist.get_backend() == "mpi"
         with contextlib.suppress(gc.GpucollError):
             dist.all_reduce(SimpleNamespace(__cuda_array_interface__=ON_GPU))
