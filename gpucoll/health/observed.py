@@ -1,4 +1,4 @@
-"""Executors wrapped with observers: flight recorder, log and ranges (GPUCOLL_DEBUG), faults (GPUCOLL_FAULT)."""
+"""Executors wrapped with observers: flight recorder, log (GPUCOLL_DEBUG), faults (GPUCOLL_FAULT)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpucoll.health.device_shares import TIMED_FROM, DeviceShares
 from gpucoll.health.preflight import Deferring
 from gpucoll.progress.operations import Operation, throw
 
-LEVELS = ("info", "detail", "nvtx")
+LEVELS = ("info", "detail")
 PHASES = ("before", "after_send", "after")
 DEEDS = ("sigkill", "sigstop", "raise", "delay", "corrupt")
 DELAY = 1.0  # seconds of the fault "delay": long enough that the other ranks have to wait
@@ -32,7 +32,7 @@ Rows: TypeAlias = tuple[Any, Any]  # the flat arrays of a call: input and output
 class CallObserver(Protocol):
     """An observer of calls. A call runs `on_phase` in each of its phases."""
 
-    # "before": the call begins; "after_send": it first waits for other ranks; then "after", or "failed" by an error.
+    # "before": the call begins; "after_send": it first waits for other ranks; then "after", unless it has failed.
     def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None: ...
 
 
@@ -90,15 +90,11 @@ class ObservedCall(Call):
             yield from comparison.compare(self.request.description)
         elif self._shares is not None:
             self._shares.call_count += 1
-        try:
-            self._notify("before", rows)
-            times: Any = timed and timed.begin(self._sums, stream)  # first: `run` may enqueue at once
-            yield from self._executed(self._call.run(source, target, stream, repeated=repeated), rows)
-            if timed is not None:
-                timed.end(times, stream)
-        except BaseException:
-            self._notify("failed", rows)
-            raise
+        self._notify("before", rows)
+        times: Any = timed and timed.begin(self._sums, stream)  # first: `run` may enqueue at once
+        yield from self._executed(self._call.run(source, target, stream, repeated=repeated), rows)
+        if timed is not None:
+            timed.end(times, stream)
         self._notify("after", rows)
 
     def _executed(self, operation: Operation, rows: Rows) -> Operation:
@@ -140,24 +136,6 @@ class Log:
         elif phase == "after" and self._level == "detail":
             self._logger.info("rank %d: %s took %.1f us", self._rank, description,
                               1e6 * (time.perf_counter() - self._began))
-
-
-class Ranges:
-    """The observer for GPUCOLL_DEBUG=nvtx: each call is a range, named in words, in the timeline of Nsight Systems."""
-
-    def __init__(self) -> None:
-        try:
-            import nvtx
-        except ImportError as error:
-            raise ArgumentError(f"GPUCOLL_DEBUG=nvtx: {error}; pip install nvtx", code="GC-OPTION") from None
-        self._nvtx, self._range = nvtx, None
-
-    def on_phase(self, phase: str, request: CallRequest, rows: Rows) -> None:
-        if phase == "before":
-            self._range = self._nvtx.start_range(described(request.description), domain="gpucoll")
-        elif phase != "after_send" and self._range is not None:  # an asynchronous call may end in another thread
-            self._nvtx.end_range(self._range)
-            self._range = None
 
 
 def logger() -> logging.Logger:
@@ -220,7 +198,7 @@ def observers_of(rank: int, environment: Mapping[str, str]) -> list[CallObserver
     if level and level not in LEVELS:
         raise ArgumentError(f"GPUCOLL_DEBUG={level!r}{nearest(level, LEVELS)}", code="GC-OPTION")
     if level:
-        found.append(Ranges() if level == "nvtx" else Log(rank, level, logger()))
+        found.append(Log(rank, level, logger()))
     if fault and (chosen := Fault.of(fault)).rank == rank:
         found.append(chosen)
     return found

@@ -146,3 +146,15 @@ def test_headers_belong_to_the_calls_that_they_announce():
     for _ in range(2):
         both.absorb(record)
     assert both.stats()["gather_v", 16]["calls"] == 6
+
+
+def test_each_call_is_logged(monkeypatch, caplog):
+    """Also the third equal call, which would be the engine's alone."""
+    monkeypatch.setenv("GPUCOLL_DEBUG", "detail")
+    comm, = gc.init_local(1)
+    with caplog.at_level("INFO", "gpucoll"):
+        for _ in range(3):
+            comm.all_reduce(numpy.ones(5, numpy.float32), algorithm="ring")
+    comm.close()
+    told = [one.getMessage() for one in caplog.records]
+    assert sum(text.startswith("rank 0: all_reduce by ring, 20 bytes") and " took " in text for text in told) == 3
