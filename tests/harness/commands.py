@@ -19,11 +19,20 @@ def without_mpi4py(folder):
     return {"PYTHONPATH": os.pathsep.join([str(folder / "hidden"), same_gpucoll().get("PYTHONPATH", "")])}
 
 
-# A process between the launcher and a rank, so that the launcher does not end the other ranks after the first death.
 KEEPER = """
 import os, subprocess, sys, time
-subprocess.call([sys.executable, "-c", *sys.argv[1:]], close_fds=False)
+subprocess.call([sys.executable, *sys.argv[3:]], close_fds=False)
 give_up = time.monotonic() + 300
-while len(os.listdir(sys.argv[-1])) < 2 and time.monotonic() < give_up:
+while sum(name.split()[0].isdecimal() for name in os.listdir(sys.argv[2])) < int(sys.argv[1]) \\
+        and time.monotonic() < give_up:
     time.sleep(0.01)
 """
+
+
+def kept(survivors, folder):
+    """Return words before those of a rank's Python: a process between the launcher and the rank.
+
+    It ends once so many ranks have left a file with their number in the folder. Without this process the launcher would
+    end all ranks after the first death.
+    """
+    return ["-S", "-c", KEEPER, str(survivors), str(folder)]

@@ -1,4 +1,4 @@
-"""The job of `guard_job.py`: what its ranks have written, and a process that keeps its survivors."""
+"""The job of `guard_job.py`: what its ranks have written."""
 
 import json
 from pathlib import Path
@@ -19,12 +19,3 @@ def check_all(found, error, culprit, within, closing=float("inf")):
         assert told == [error, [culprit]], words
         assert lasted < seconds(within)
         assert closed_in < seconds(closing)
-
-# A process between the launcher and a rank: without it the launcher would end all ranks after the first death.
-KEEPER = """
-import os, subprocess, sys, time
-subprocess.call([sys.executable, *sys.argv[2:]], close_fds=False)
-give_up = time.monotonic() + 60
-while sum(map(str.isdecimal, os.listdir(sys.argv[3]))) < int(sys.argv[1]) and time.monotonic() < give_up:
-    time.sleep(0.01)
-"""

@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from gpucoll.health.report import stories, summary
+from harness.commands import kept
 from harness.jobs import JOB_MARK, end_job, ends_within, marked, require_launcher, same_gpucoll, start_job
 from harness.pace import seconds
-from multirank.failing import JOB, KEEPER, came_of, check_all
+from multirank.failing import JOB, came_of, check_all
 from multirank.guard_job import PHASES, TIMEOUT
 
 SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
@@ -32,7 +33,7 @@ OF_MPI = ("mpich", "ompi", "prte", "pmix", "sm_segment", "vader", "hwloc", "open
 def survivors(mpiexec, folder, how, executor, size=SIZE, missing=1, **more):
     """Run a job in which ranks survive a death; return `came_of`. Only MPI may use named shared memory."""
     (folder / "tmp").mkdir()
-    job = mpiexec(size, sys.executable, "-S", "-c", KEEPER, str(size - missing), JOB, folder, how, executor,
+    job = mpiexec(size, sys.executable, *kept(size - missing, folder), JOB, folder, how, executor,
                   timeout=seconds(90), env={"TMPDIR": str(folder / "tmp"), **more})
     found = came_of(folder)
     assert len(found) >= size - missing, job.stderr

@@ -7,17 +7,12 @@ import pytest
 
 from gpu.emulated import environment
 from gpucoll.launch import launchers
+from harness.commands import kept
 from harness.pace import seconds
 from harness.ranks import launch
 
 SIZE = 3
 SOON = 3.0  # seconds on a fast machine, far below the deadline of the programs; documents say 1
-# A process between the launcher and a rank: without it the launcher would end all ranks after the first death.
-KEEPER = """
-import subprocess, sys, time
-end = subprocess.call([sys.executable, *sys.argv[1:]], close_fds=False)
-time.sleep(0 if end == 0 else 60)
-"""
 
 pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 
@@ -112,8 +107,8 @@ def test_a_communicator_of_nccl_that_comes_after_the_deadline_is_aborted(told):
 
 
 @pytest.mark.parametrize("carrier", ["mpi", "store"])
-def test_a_rank_killed_inside_ncclcomminitrank_is_named(told, carrier):
-    rows = told("dies", words=("-c", KEEPER), **(store() if carrier == "store" else {}))["dies"]
+def test_a_rank_killed_inside_ncclcomminitrank_is_named(told, carrier, tmp_path):
+    rows = told("dies", words=kept(SIZE - 1, tmp_path), **(store() if carrier == "store" else {}))["dies"]
     assert rows.keys() == {0, 2}
     check({**rows, 1: {**rows[0], "error": ""}}, "RankFailedError", "")
 

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gpucoll.transport import ucx
+from harness.commands import kept
 from harness.jobs import require_launcher, run_job
 from harness.pace import seconds
 from multirank import kills
 from multirank.elastic_group import BEGIN
-from multirank.failing import KEEPER
 
 SIZE, STEPS = 4, 6
 UCX, REASON = ucx.library()
@@ -83,7 +83,7 @@ def said_by_all(mpiexec, folder, program, ranks, how, hosts, **fault):
     if how == "kept" and vendor.mark == "Open MPI":
         options = vendor.keep_survivors
     elif how == "kept":  # MPICH's launcher must not see the death
-        before = ["-S", "-c", KEEPER, str(SIZE)]
+        before = kept(SIZE, found)
     with ThreadPoolExecutor() as threads:
         started = threads.submit(mpiexec, ranks, sys.executable, *map(str, [*before, *words, ""]),
                                  timeout=seconds(60), options=options, env=shared | fault)

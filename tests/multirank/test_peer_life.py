@@ -11,7 +11,7 @@ import pytest
 
 import gpucoll as gc
 from harness import thread_ranks
-from harness.commands import KEEPER
+from harness.commands import kept
 from harness.node_ranks import staged
 from harness.pace import seconds
 
@@ -95,8 +95,8 @@ def is_running(process):
     pytest.param("ring", "ordinary", marks=pytest.mark.slow),
 ])
 def test_a_rank_that_dies_is_missed_and_the_others_end(mpiexec, kernels, tmp_path, algorithm, kind):
-    job = mpiexec(3, sys.executable, "-c", KEEPER, KILLED, algorithm, kind, str(seconds(2)), tmp_path, env=PEER,
-                  timeout=seconds(90))
+    job = mpiexec(3, sys.executable, *kept(2, tmp_path), "-c", KILLED, algorithm, kind, str(seconds(2)), tmp_path,
+                  env=PEER, timeout=seconds(90))
     told = [name.split() for name in sorted(os.listdir(tmp_path))]
     assert [rank for rank, _, _ in told] == ["0", "2"], job.stdout + job.stderr
     assert {code for _, code, _ in told} <= {"GC-TIMEOUT", "GC-BACKEND", "GC-RANK"}
