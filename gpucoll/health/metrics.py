@@ -94,13 +94,6 @@ class Exporter:
                     family.add_metric((str(rank), collective, str(size)), row[name])
             yield family
 
-    def registry(self) -> Any:
-        from prometheus_client import CollectorRegistry
-
-        registry = CollectorRegistry()
-        registry.register(self)
-        return registry
-
     def _own(self, do: Callable[[], object]) -> None:
         """Do something, but not in the child of a fork; a full disk must not end the program."""
         if PROCESS.exporter is self:
@@ -108,18 +101,33 @@ class Exporter:
                 do()
 
     def begin(self, place: Path | int | None, local_rank: int) -> None:
-        """Export to a file or at a port, or without either let rank 0 print a summary at the end; once."""
+        """Export to a file or at a port, or without either let rank 0 print a summary at the end; once.
+
+        A file is written now, every PAUSE seconds, and at the end of the process; raises OSError from the first time.
+        """
         if place in self._places:
             return
-        if isinstance(place, int):
-            from prometheus_client import start_http_server
+        if place is not None:
+            from prometheus_client import CollectorRegistry, start_http_server, write_to_textfile
 
-            start_http_server(place + local_rank, "127.0.0.1", self.registry())
-        elif place is not None:
-            self.write_on(_path(place, local_rank))
+            registry = CollectorRegistry()
+            registry.register(self)
+            if isinstance(place, int):
+                start_http_server(place + local_rank, "127.0.0.1", registry)
+            else:
+                # Replaces the file as a whole.
+                write = functools.partial(write_to_textfile, str(_path(place, local_rank)), registry)
+                write()
+                threading.Thread(target=self._repeat, args=[write], name="gpucoll metrics", daemon=True).start()
+                atexit.register(self._own, write)
         elif self._rank == 0:
             atexit.register(self._own, self._summarise)
         self._places.add(place)
+
+    def _repeat(self, write: Callable[[], object]) -> None:
+        while True:
+            time.sleep(PAUSE)
+            self._own(write)
 
     def _summarise(self) -> None:
         from gpucoll.health.report import shares_table  # not in every process: the module takes long to load
@@ -128,21 +136,6 @@ class Exporter:
         share = 100 * sum(one[name] for one in total.stats().values() for name in NAMES[2:]) / seconds
         print(f"gpucoll: rank 0 ran for {seconds:.2f} s and was {share:.1f} % of the time in calls of gpucoll",
               *shares_table(total), *filter(None, [self.advice]), sep="\n", file=sys.stderr)
-
-    def write_on(self, path: Path) -> None:
-        """Write the file now, every PAUSE seconds, and at the end of the process; raise OSError from the first time."""
-        from prometheus_client import write_to_textfile
-
-        write = functools.partial(write_to_textfile, str(path), self.registry())  # replaces the file as a whole
-        write()
-
-        def serve() -> None:
-            while True:
-                time.sleep(PAUSE)
-                self._own(write)
-
-        threading.Thread(target=serve, name="gpucoll metrics", daemon=True).start()
-        atexit.register(self._own, write)
 
 
 def exporter_of(environment: Mapping[str, str], rank: int, local_rank: Callable[[], int]) -> Exporter | None:
