@@ -7,15 +7,14 @@ that compare gpucoll.torch with Gloo run here with virtual ranks, and check ever
 import importlib.util
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from harness import jobs
+from harness.sources import ROOT
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None,
                                 reason="PyTorch is not installed: pip install torch")
-ROOT = Path(__file__).parents[2]
 METHODS, TRAINING = (ROOT / "tests/multirank" / name for name in ("torch_job.py", "torch_training_job.py"))
 FAULTY = ROOT / "tests/faults/faulty_torch_programs.py"
 NAMES = re.findall(r"^@fault.*\ndef (\w+)", FAULTY.read_text(), re.MULTILINE)
@@ -52,13 +51,9 @@ def test_a_fault_is_found_with_kind_ranks_and_line(faulty, name):
 
 
 def test_random_programs_with_right_values_have_no_finding():
-    check_random(25, 0)
-
-
-def check_random(count, first):
-    job = python(ROOT / "tests/multirank/torch_mixture.py", count, first)
+    job = python(ROOT / "tests/multirank/torch_mixture.py", 25, 0)
     assert job.returncode == 0, job.stderr
-    assert re.fullmatch(rf"{count} programs, \d+ steps, 0 with a finding\n", job.stdout), job.stdout
+    assert re.fullmatch(r"25 programs, \d+ steps, 0 with a finding\n", job.stdout), job.stdout
 
 
 @pytest.mark.parametrize(("program", "ranks", "names"), [

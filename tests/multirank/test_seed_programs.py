@@ -4,15 +4,14 @@ import importlib.util
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
 from harness.commands import gpucoll_run
 from harness.grids import naming
 from harness.jobs import python
+from harness.sources import ROOT
 
-ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "tests" / "seed_programs"
 SIZE = 4
 ALL = "[0 1 2 3], [4 5 6 7], [8 9 10 11], [12 13 14 15]"

@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -10,10 +9,10 @@ import hosts
 from harness.clusters import PLACE, made_cluster
 from harness.pace import seconds
 from harness.ranks import run_job
+from harness.sources import ROOT
 
 pytestmark = pytest.mark.nightly
 
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -1,15 +1,11 @@
 """The page of told errors: each rank is told what the page says."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import told  # noqa: E402 (a script)
+import told
+from harness.sources import ROOT
 
 PAGE = (ROOT / "docs/guide/told.md").read_text()
 SECTIONS = dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))

@@ -11,8 +11,8 @@ from gpucoll.bench.machine import CopySpeed, RankPlace, bound
 from gpucoll.bench.measure import Measured
 
 from gpucoll.errors import ArgumentError
+from harness.sources import ROOT
 
-ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "tests" / "samples"
 SAMPLE, NCCL_TESTS = (json.loads((SAMPLES / f"{name}.json").read_text()) for name in ("bench", "nccl_tests"))
 PLACES = [RankPlace(7, "here", 0, -1, "cpu", "A processor"), RankPlace(8, "there", 1, -1, "cpu", "A processor")]

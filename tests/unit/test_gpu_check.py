@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +12,8 @@ import gpu_check
 from gpucoll.transport.rendezvous import becomes
 from harness.jobs import python
 from harness.pace import seconds
+from harness.sources import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS, FACES = ROOT / "scripts", ROOT / "gpucoll" / "emulation" / "_faces"
 ON_EMULATED_GPU = {"PYTHONPATH": str(FACES), "EMULATED_GPUS": "1"}
 PARTS = [part.name for part in gpu_check.PARTS]

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,8 @@ from gpucoll.device.store import Store
 from gpucoll.transport.rendezvous import becomes
 from harness.jobs import JOB_MARK, marked, python
 from harness.pace import seconds
+from harness.sources import ROOT
 
-ROOT = Path(__file__).parents[2]
 FEW = {"cast": [sources.instance("cast", DTYPES["float32"], DTYPES["float16"])],
        "copy": [sources.instance("copy", 1), sources.instance("copy", 16)]}
 

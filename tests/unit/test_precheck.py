@@ -27,9 +27,9 @@ from gpucoll.precheck.state import is_of_program
 from harness.grids import often
 from harness.jobs import python
 from harness.ranks import find_launcher
+from harness.sources import ROOT
 from multirank.disagreements import CULPRIT, cases, made
 
-ROOT = Path(__file__).parents[2]
 TRAIN = ROOT / "scripts/train.py"
 RANKS = 4
 

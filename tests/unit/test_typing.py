@@ -10,8 +10,8 @@ import pytest
 
 from gpucoll.core.collectives import COLLECTIVES, CollectiveName
 from gpucoll.core.ops import OPS, OpName
+from harness.sources import ROOT
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = """
 from typing import Any, assert_type
 
