@@ -47,8 +47,13 @@ def circulant_reduce_scatter(rank: int, size: int) -> Rounds:
 @algorithm("all_gather_v", **SINGLE_PASS)
 @algorithm("all_gather", **SINGLE_PASS)
 def circulant_all_gather(rank: int, size: int) -> Rounds:
-    yield (Copy(Slice("input", 0), Slice("output", rank)),)
-    yield from distribute(rank, size)
+    """Leave all blocks on every rank. The first round sends the input itself, and copies it meanwhile."""
+    own, rounds = Copy(Slice("input", 0), Slice("output", rank)), distribute(rank, size)
+    for first in itertools.islice(rounds, 1):
+        # For many ranks at once a slice may be empty on some of them.
+        yield (own, *(Send(Slice("input", 0, step.src.count), step.peer) if isinstance(step, Send) else step
+                      for step in first))
+    yield from rounds if size > 1 else [(own,)]
 
 
 @phase("reduce_scatter")
