@@ -1,6 +1,6 @@
 """The extension modules of pyproject.toml's package: the engine, and the binding of UCX.
 
-Installations without a C++ compiler skip both, and installations without nanobind skip the binding.
+The binding is left out where it cannot be built; without the engine there is no package.
 """
 
 import importlib.util
@@ -53,7 +53,7 @@ setup(
     cmdclass={"sdist": Sdist},
     ext_modules=[Extension(engine.MODULE, names[:1], include_dirs=["kernels", numpy.get_include()], depends=names,
                            define_macros=[(engine.MACRO, f'"{engine.digest(ROOT / "kernels")}"')],
-                           extra_compile_args=OPTIONS, language="c++", optional=True), *ucx()],
+                           extra_compile_args=OPTIONS, language="c++"), *ucx()],
     # Always rebuild: copied files may be older than the build of other sources, so times are no proof.
     # In parallel: either extension takes half a minute.
     options={"build_ext": {"force": True, "parallel": True}},

@@ -25,7 +25,7 @@ Each package below is a room. A room imports only from rooms below its own line.
     executors     ways to run a schedule: engine, MPI, NCCL, kernels; MPI's and NCCL's own collectives
     device        a GPU, or its emulation on the CPU: kernels compiled and launched, streams, NCCL
     plan          a schedule on buffers of given lengths: the order of its steps
-    arrays        accepted arrays, flat views, NumPy's reductions
+    arrays        accepted arrays, flat views, ops written by the user
     msccl         algorithms from Python files; MSCCL's XML, read and written
     algorithms    ring, tree, star, ...: one file each
     verify        proofs of schedules

@@ -36,7 +36,6 @@ from gpucoll.arrays import (
     on_gpu,
     same_memory,
 )
-from gpucoll.arrays.reductions import combiner
 from gpucoll.arrays.segments import Heap, Segment, on_host
 from gpucoll.communicator import Communicator, Transport, leaving
 from gpucoll.communicator.gpu import DeviceSpace, Gpu
@@ -56,6 +55,7 @@ from gpucoll.device.array_kernels import kernels_of
 from gpucoll.device.launch import Quantised
 from gpucoll.device.sources import MOMENTS, SHORT_FLOATS
 from gpucoll.executors import INSIDE, Call, CallRequest, Executor, ReadyCall, call_site
+from gpucoll.executors.engine.combining import combine
 from gpucoll.health.farewell import Farewell
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import Options, options

@@ -4,7 +4,7 @@ A space is the memory of a call's arrays, with the operations on them other than
 uses NumPy; the space of a device is bound to a stream and enqueues its operations.
 
     blocks              arrays of the v-variants, which differ in the first axis
-    reductions          reductions by NumPy; exact sums
+    reductions          ops written by the user
     segments            memory mapped by other processes, and blocks at the same position on all ranks
     dlpack              objects with DLPack as the only access to their memory
 
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll.arrays.dlpack import of_dlpack
-from gpucoll.arrays.reductions import UNIFORM, WIDENED, combiner, extreme_of
+from gpucoll.arrays.reductions import WIDENED, combine_written, extreme_of
 from gpucoll.core.collectives import COLLECTIVES, Collective
 from gpucoll.core.dtypes import ROWS, SMALL_RANGE, Array, Dtype, numpy_dtype, row_of
 from gpucoll.core.ops import EXACT, LOGICAL, Op, Order, op_of
@@ -404,8 +404,9 @@ def _try_op(name: str, op: Op, dtype: Dtype) -> None:
     """Try an op of the user on a single element, so a fault is found before data is sent."""
     one = numpy.ones(1, numpy_dtype(dtype.name))
     try:
-        combiner(op, dtype)(one.copy(), HOST.premultiplied(op, one, dtype), [one])
+        HOST.premultiplied(op, one, dtype)
         if op.expression:
+            combine_written(op, dtype, one.copy(), one, [one])
             HOST.fill_identity(op, one, dtype)
     except (TypeError, ValueError, ArithmeticError) as error:
         raise DtypeError(f"{name}: op {op.expression or op.name} does not give {dtype.name} for {dtype.name}: {error}",
@@ -428,12 +429,12 @@ def promised(name: str, op: Op, dtype: Dtype, deterministic: bool | str) -> tupl
         return op, "any"
     if deterministic != "exact" or dtype.kind in ("bool", "int"):
         is_symmetric = op.name in ("sum", "avg", "prod", "premul_sum")
-        return UNIFORM.get(op.name, op), "in order" if is_symmetric and dtype.wide is None else "at once"
+        return op, "in order" if is_symmetric and dtype.wide is None else "at once"
     if op.name in ("sum", "avg", "premul_sum"):
         exact = EXACT["avg" if op.name == "avg" else "sum"]
         return exact if op.factor is None else exact._replace(factor=op.factor), "at once"
     if op.name in ("min", "max", *LOGICAL):
-        return UNIFORM.get(op.name, op), "at once"
+        return op, "at once"
     raise ArgumentError(f'{name}: op {op.expression or op.name} on {dtype.name} rounds in every step, and '
                         'deterministic="exact" allows sum, avg, premul_sum, min, max and logical ops on floats; use '
                         "another op, or deterministic=True", code="GC-DETERMINISTIC")

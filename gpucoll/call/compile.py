@@ -13,11 +13,10 @@ from gpucoll.arrays import Array, address
 from gpucoll.arrays.segments import Heap, Slab, reserved
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Schedule
-from gpucoll.core.signature import LastCall, is_refusal
+from gpucoll.core.signature import LastCall
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Call, CallRequest, Executor, Refusal
 from gpucoll.executors.engine.failures import culprit_of, show_failure
-from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.health.flight import CALLS, LAST, PREAMBLE, Flight
 from gpucoll.health.guard import Guard
 from gpucoll.health.observed import CallObserver, ObservedCall
@@ -136,9 +135,8 @@ class HostBackend:
         there = (self._own, shared, messages, self._native)
         self.executors: tuple[Executor, ...] = tuple(one for one in there if one is not None)
         # The executor whose engine is the communicator's.
-        self._shared: Any = shared or (messages if messages and messages.on_engine else None)
+        self._shared: Any = shared or messages
         self._with_engine = [one for one in (shared, messages) if one]
-        self._walker = messages if isinstance(messages, MpiExecutor) else None
         self._comparison: Preflight | None = None
         self._observers: list[CallObserver] = []
         self._reported: list[CallObserver] = []  # of calls that the engine does not record: the flight record, too
@@ -164,15 +162,15 @@ class HostBackend:
         return ObservedCall(call, self._reported, self)
 
     def counters(self) -> list[Any]:
-        """Return what counts shares of calls: the engines made so far, and the comparison by messages."""
-        return [*filter(None, [one.engine for one in self._with_engine] + [self._comparison] * (not self.counts_calls))]
+        """Return what counts shares of calls: the engines made so far."""
+        return [*filter(None, [one.engine for one in self._with_engine])]
 
     def meeting(self) -> Operation:
         """Return the operation that finds access to the memory of the node's other ranks; all these ranks join."""
         return iter(()) if self._shared is None else self._shared.meeting()
 
     def engine(self, waits: Progress, python: Callable[..., Any]) -> Any:
-        """Return the engine for calls planned before, set to follow `waits`; None without an engine.
+        """Return the engine for calls planned before, set to follow `waits`; None if Python makes all calls.
 
         `python` makes the calls unknown to the engine.
         """
@@ -222,10 +220,8 @@ class HostBackend:
 
     @property
     def call_count(self) -> int:
-        """The number of the last call on the host, as counted by the engine or by the executor without engine."""
-        engine = None if self._shared is None else self._shared.engine
-        counts = self._walker if engine is None else engine
-        return 0 if counts is None else int(counts.call_count)
+        """The number of the last call on the host."""
+        return 0 if self._shared is None or self._shared.engine is None else int(self._shared.engine.call_count)
 
     def thread(self) -> int:
         """Return the system's number of the thread of the engine's last call, or 0."""
@@ -243,14 +239,8 @@ class HostBackend:
 
     def compare(self, description: str) -> Operation:
         """Compare a call with the other ranks' calls, before data move."""
-        if self._own is not None:
-            return self._own.compare(description)
-        if self._shared is not None and self._shared.engine is not None:
-            return self._shared.compare(description)
-        # The tag of a call follows this count: messages of the next call must not match messages of another call.
-        if self._walker is not None and (self._comparison is not None or is_refusal(description)):
-            self._walker.call_count += 1
-        return iter(()) if self._comparison is None else self._comparison.compare(description)
+        one: Executor = self._own or self._shared
+        return one.compare(description)
 
     def explain_by(self, guard: Guard) -> None:
         """Let `guard` explain memory out of reach and shown failures, and end a meeting that a rank misses."""
@@ -275,36 +265,32 @@ class HostBackend:
 
 
 def _host_executors(link: Transport, timeout: float, asked: str | None, check: str | None
-          ) -> tuple[NodeEngine | None, NodeEngine | MpiExecutor, NativeExecutor | None]:
+          ) -> tuple[NodeEngine | None, NodeEngine, NativeExecutor | None]:
     """Return the executors for host arrays: of shared memory, of messages, of MPI. A collective call of processes."""
-    from gpucoll.executors.engine import HOST_KINDS, NodeEngine, library
-    from gpucoll.executors.engine.between_nodes import agreed_wire
+    from gpucoll.executors.engine import HOST_KINDS, NodeEngine
+    from gpucoll.executors.engine.between_nodes import wire_of
 
-    name = "shared" if max(link.place.nodes) == 0 else HYBRID
     shared = native = None
     # Also beside executors of GPUs: the engine compares their calls.
     if link.shares_memory and (asked not in HOST_KINDS or HOST_KINDS[asked].carries):
-        shared = NodeEngine(link, timeout, check, name)
-        # Threads meet in `init_local`: one thread may make all communicators.
+        shared = NodeEngine(link, timeout, check, "shared" if max(link.place.nodes) == 0 else HYBRID)
+        # Threads map their memory, and meet in `init_local`: one thread may make all communicators.
         if link.mpi is not None:
             # The communicator's guard does not exist yet: this one ends the meeting if a rank dies.
             others, began = frozenset(range(link.place.size)) - {link.place.rank}, time.monotonic()
             guard = Guard(link.place.rank, link.processes, lambda: others, dict, link.farewells, lambda: began)
             shared.meet(guard.check)
-    able = library() is not None and (shared is None or shared.kind.compares or shared.engine is not None)
-    wire = agreed_wire(link, timeout, check, able=able) if link.place.size > 1 else None
-    messages: NodeEngine | MpiExecutor
-    if wire is None and (link.place.size > 1 or library() is None):
-        # Where an engine compares the calls, this executor counts them when they run.
-        counts = check == "off" or (shared is not None and shared.engine is not None)
-        messages = MpiExecutor(link.wire, check, counts=counts)
-        messages.name = link.carrier
-    else:
-        messages = NodeEngine(link, timeout, check, link.carrier, on_engine=asked == link.carrier)
-        if messages.on_engine:
-            messages.meet()  # without a wait: each rank is a node of its own
+            if not all(link.mpi.allgather(shared.node_ranks.maps)):
+                shared.close()
+                shared = None
+    # A communicator has one engine of its own: that of shared memory, if there is one.
+    messages = NodeEngine(link, timeout, check, link.carrier, on_engine=shared is None)
+    if messages.on_engine:
+        messages.meet()  # without a wait: each rank is a node of its own
+    if link.place.size > 1:
+        wire = wire_of(link, timeout, check)
         for one in (shared, messages):
-            if wire is not None and one is not None and one.kind.has_wire:
+            if one is not None and one.kind.has_wire:
                 one.use_wire(wire)
     if link.has_collectives:
         from gpucoll.executors.native import NativeExecutor

@@ -50,6 +50,8 @@ def main(options: Any) -> int:
         mpi.facts.update(store=True, mismatch=None, match=None)
     elif mpi.facts["library"] is None or mpi.facts["mismatch"]:
         return _alone(mpi, as_json=options.json, topology=options.topology)
+    if facts.host().facts["engine"] is None:
+        return _alone(mpi, as_json=options.json, topology=options.topology)
     try:
         timeout = bootstrap.options({}).timeout if os.environ.get("GPUCOLL_TIMEOUT") else DOCTOR_TIMEOUT
         if not by_store:
@@ -99,7 +101,7 @@ def examine(comm: Any, mpi: facts.Findings, *, as_json: bool, topology: str | No
     if comm:
         _test_self(comm, findings, [number for number, rank in enumerate(everyone) if rank["device"] is None])
     else:
-        findings["missing"]["self-test"] = "MPI cannot be started"
+        findings["missing"]["self-test"] = "no ranks could be joined"
     remarks.judge(findings)
     if speaks:
         print(*([json.dumps(findings)] if as_json else remarks.tests(findings)), sep="\n", flush=True)

@@ -145,7 +145,7 @@ LANE_SPEEDS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # GB/s 
 
 def host() -> Findings:
     """Return the free bytes of shared memory on this host, the presence of the engine, and the GPUs found by NVML."""
-    return look(shm_free=lambda: shutil.disk_usage("/dev/shm").free, engine=lambda: extension.built() and "installed",
+    return look(shm_free=lambda: shutil.disk_usage("/dev/shm").free, engine=lambda: extension.library() and "installed",
                 gpus=_gpus)
 
 

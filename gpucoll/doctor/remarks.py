@@ -85,10 +85,7 @@ def _of_host(host: Report) -> Iterator[Remark]:
             f"/dev/shm of {name} has {free:,} bytes free for {who}, less than 64 MiB for each; remove the files of "
             "crashed jobs, or make it larger (Docker: --shm-size=1g, or --ipc=host)")
     if host["engine"] is None:
-        yield ADVICE, "GC-ENGINE", (
-            f"{name} lacks the engine for fast short calls on the host: {host['missing']['engine']}; with g++ "
-            "and Python's headers (python3-dev) install again: pip install --force-reinstall --no-deps --no-cache-dir, "
-            "and gpucoll or its folder")
+        yield WRONG, "GC-ENGINE", f"{name}: {host['missing']['engine']}"
     if len(host["ranks"]) > host["cores"]:
         yield ADVICE, "GC-CORES", (f"{who} share {host['cores']} cores of {name}: they wait for each other more than "
                                    "for messages")

@@ -156,7 +156,7 @@ class Refusal(NamedTuple):
 
 
 class Executor:
-    """A compiler of requests, made for a communicator and closed with it; by default without the engine."""
+    """A compiler of requests, made for a communicator and closed with it; by default apart from the engine."""
 
     name: str
     on_engine = False  # whether the communicator's engine runs the calls: compares, records and completes each call

@@ -1,7 +1,7 @@
 """The `native` executor: MPI's own collectives, the baseline and the choice for small messages.
 
 MPI's predefined ops serve where their meaning is the library's. Elsewhere (float16, NaN in min and max, logical ops on
-floats) MPI calls back into NumPy through an op created here.
+floats) MPI calls back into the engine through an op created here.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy
 from mpi4py import MPI
 
 from gpucoll.arrays import address, at
-from gpucoll.arrays.reductions import combiner
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.core.ops import LOGICAL, Op
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.executors import IN_PLACE, WAITS, Call, CallRequest, Executor, Refusal
+from gpucoll.executors.engine.combining import combine
 from gpucoll.progress.operations import Operation, keep_for_ever
 
 # The threads of a process share the datatypes, and each datatype must be made once.
@@ -242,12 +242,12 @@ def _datatype(dtype: Dtype) -> MPI.Datatype:
 
 
 def _op(request: CallRequest) -> MPI.Op:
-    """Return MPI's op of the same meaning, or an op that calls NumPy."""
+    """Return MPI's op of the same meaning, or an op that calls the engine."""
     assert request.op is not None
     op, dtype = request.op, request.dtype
     name = MPI_ON_BOOL.get(op.name) if dtype.kind == "bool" else op.mpi if _means_the_same(op, dtype) else None
     known = getattr(MPI, name or "", None)
-    return _numpy_op(op) if known is None else known
+    return _own_op(op) if known is None else known
 
 
 def _means_the_same(op: Op, dtype: Dtype) -> bool:
@@ -259,13 +259,13 @@ def _means_the_same(op: Op, dtype: Dtype) -> bool:
 
 
 @functools.cache
-def _numpy_op(op: Op) -> MPI.Op:
-    """Return an op that combines by NumPy; one op for all dtypes, since MPI's bindings allow few."""
+def _own_op(op: Op) -> MPI.Op:
+    """Return an op that combines by the engine; one op for all dtypes, since MPI's bindings allow few."""
 
     def call(source: Any, target: Any, datatype: MPI.Datatype) -> None:
         dtype = next(row for row in DTYPES.values() if _datatype(row) == datatype)
         kind = numpy_dtype(dtype.name)
         a, b = numpy.frombuffer(source, kind), numpy.frombuffer(target, kind)
-        combiner(op, dtype)(b, a, [b])
+        combine(op, dtype, b, (a, b))
 
     return MPI.Op.Create(call, commute=True)

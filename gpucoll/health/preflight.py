@@ -178,7 +178,6 @@ class Preflight(Deferring):
         self._wire, self._rank, self._size = link.wire, link.place.rank, link.place.size
         self._nodes = link.place.nodes
         self.number: int = 0  # of comparisons
-        self._own = self._waited = 0  # nanoseconds found by `compare`
         # The exchange not judged so far; of the last compared call, and of the call before.
         self._open: Any = None
         self._last: Descriptions | None = None
@@ -190,17 +189,10 @@ class Preflight(Deferring):
             yield from self.deferred(description)
             return
         yield from self._show(f"{description}\n{call_site()}", None, moves=False)
-        exchange, began = self._open, time.monotonic_ns()
+        exchange = self._open
         while not exchange.has_ended():
             yield exchange.has_ended
         self._judge(exchange)
-        arrivals = exchange.numbers()[:, 0].tolist()
-        self._own += arrivals[self._rank] - min(arrivals)
-        self._waited += time.monotonic_ns() - began
-
-    def shares(self) -> tuple[int, int, int]:
-        """Return nanoseconds as the method of an engine: own delays and waits found by `compare`."""
-        return self._own, self._waited, 0
 
     def _show(self, description: str, stamps: Array | None, *, moves: bool = True) -> Operation:
         # At most one exchange is in flight: `_open` holds a single one.

@@ -25,6 +25,7 @@ from gpucoll.core import output, parsing
 from gpucoll.core.dtypes import is_whole
 from gpucoll.device.nccl_settings import checked
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, listed, nearest
+from gpucoll.executors.engine.extension import library
 from gpucoll.launch.descent import mark_rank, refuse_children, refuse_without_connection
 from gpucoll.launch.launchers import SLURM, SRUN, TORCHRUN, free_port, local_rank, started, vendor_of
 from gpucoll.launch.places import StorePlace, announced, store_place
@@ -89,6 +90,7 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     >>> options({"timeout": 5}, {"GPUCOLL_TIMEOUT": "9", "GPUCOLL_CHECK": "off"})
     Options(timeout=5.0, check='off', executor=None, prefer='', deterministic=False, device=None, nccl=None)
     """
+    library()  # an error here, before this rank meets the others, if there is no engine
     unknown = set(given) - GivenOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"no option is named {sorted(unknown)[0]!r}")

@@ -28,7 +28,7 @@ from gpucoll.internal import (
     ThreadMessages,
     Work,
     call_site,
-    combiner,
+    combine,
     find,
     is_native,
     schedule,
@@ -287,7 +287,7 @@ def _blocks(request: CallRequest, row: Array, ranks: int) -> list[Array]:
 
 
 def _reduce(name: str, calls: Sequence[ReadyCall], *, blocks: bool) -> None:
-    """Carry out a reduction: in rank order, as `combiner` rounds."""
+    """Carry out a reduction: in rank order, as `combine` rounds."""
     request, inputs, ranks = calls[0].call.request, [call.source for call in calls], len(calls)
     results: Sequence[Array | None]
     if name in ("scan", "exscan"):
@@ -306,5 +306,6 @@ def _total(request: CallRequest, rows: Sequence[Array]) -> Array | None:
     if not rows:
         return None
     total = numpy.array(rows[0])
-    combiner(request.op, request.dtype)(total, rows[0], rows[1:])
+    if len(rows) > 1:
+        combine(request.op, request.dtype, total, rows)
     return total

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 
+#include "binding/python_wire.h"
 #include "binding/table.h"
 #include "engine/mail.h"
 
@@ -38,6 +39,7 @@ struct Engine {
     Ref<> acquire, release, queue, waits;  // of `gpucoll.progress.waits`, see `bind_progress`
     Ref<> inside;                          // a list: beginnings of file names that are no place in the user's program
     Ref<> wire;                            // a capsule, the owner of `Node::wire`
+    PythonWire* by_python = nullptr;       // `Node::wire`, if its messages are Python's
     Ref<> alone;                           // messages under way in Python: messages here must not overtake them
     Ref<> python;                          // makes the calls that are left to Python
     PyObject* object = nullptr;            // this engine for Python, which owns this state
@@ -217,6 +219,7 @@ static bool step(Engine& self, bool patient, bool asks_again = false) {
             const Unlocked unlocked;
             outcome = walker.go_on(self.node, patient);
         }
+        if (self.by_python != nullptr) self.by_python->raise_kept();
         switch (outcome) {
             case Walker::DONE: return true;
             case Walker::WAITING: return false;

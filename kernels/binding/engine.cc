@@ -33,6 +33,7 @@ static Ref<> bind_wire(Engine& self, PyObject* given) {
     for (uint32_t one : others) self.walker.agreement.others.emplace_back(one);
     self.wire = Ref<>::borrow(capsule);
     node.wire = static_cast<Wire*>(wire);
+    self.by_python = dynamic_cast<PythonWire*>(node.wire);
     node.wire_tag = tag;
     node.leader = static_cast<uint32_t>(leader);
     node.compares = compares != 0;
@@ -305,6 +306,25 @@ static Ref<> make_engine(PyObject* given, PyObject* named) {
     return Ref<>::borrow(made.get());
 }
 
+// combine(dtype, op, to, rows): write the rows, combined in order by an op, to an array. `dtype` and `op` are numbers of
+// the tables; `to` may be one of the rows. All are contiguous, and of one length.
+static Ref<> combine_rows(PyObject* given) {
+    long dtype, op;
+    PyObject *to, *rows;
+    check(PyArg_ParseTuple(given, "llO!O!", &dtype, &op, &PyArray_Type, &to, &PyTuple_Type, &rows));
+    const Combine combine = combine_of(dtype, op);
+    const uint64_t nbytes = nbytes_of(to);
+    std::vector<const char*> sources;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rows); i++) {
+        PyObject* row = PyTuple_GET_ITEM(rows, i);
+        if (!is_array(row) || nbytes_of(row) != nbytes) raise(PyExc_ValueError, "rows of unlike lengths");
+        sources.push_back(data_of(row));
+    }
+    if (combine == nullptr || sources.size() < 2) raise(PyExc_ValueError, "nothing to be combined");
+    combine(sources.data(), sources.size(), data_of(to), nbytes);
+    return none();
+}
+
 static PyObject* new_engine(PyTypeObject*, PyObject* given, PyObject* named) {
     return bordered([&] { return make_engine(given, named); });
 }
@@ -350,6 +370,17 @@ static PyMethodDef methods[] = {
     {"unlike", Method<unlike>::call, METH_NOARGS, nullptr},
     {"verdict", Method<verdict>::call, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
+// A function of the module.
+template <Ref<> (*function)(PyObject*)> static PyObject* module_function(PyObject*, PyObject* given) {
+    return bordered([&] { return function(given); });
+}
+
+static PyMethodDef functions[] = {{"combine", module_function<combine_rows>, METH_VARARGS, nullptr},
+                                  {"mpi_wire", module_function<mpi_wire>, METH_VARARGS, nullptr},
+                                  {"post", module_function<make_post>, METH_O, nullptr},
+                                  {"python_wire", module_function<python_wire>, METH_VARARGS, nullptr},
+                                  {"thread_wire", module_function<thread_wire>, METH_VARARGS, nullptr},
+                                  {nullptr, nullptr, 0, nullptr}};
 static PyGetSetDef members[] = {{"thread", Method<thread>::get, nullptr, nullptr, nullptr},
                                 {"call_count", Method<call_count>::get, nullptr, nullptr, nullptr},
                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};

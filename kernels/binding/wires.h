@@ -1,8 +1,9 @@
-// Wires for the engine, in capsules: between threads, and by MPI. binding/ucx.cc has one more.
+// Wires for the engine, in capsules: between threads, by MPI, and by Python's messages. binding/ucx.cc has one more.
 #pragma once
 #include <dlfcn.h>
 
 #include "binding/owners.h"
+#include "binding/python_wire.h"
 #include "engine/mpi_wire.h"
 #include "engine/thread_wire.h"
 
@@ -63,14 +64,12 @@ static Ref<> mpi_wire(PyObject* given) {
     return (handle_bytes == sizeof(int) ? wire_by<int> : wire_by<void*>)(library, comm, byte, status_bytes, most, matches != 0);
 }
 
-// A function of the module.
-template <Ref<> (*function)(PyObject*)> static PyObject* module_function(PyObject*, PyObject* given) {
-    return bordered([&] { return function(given); });
+// python_wire(comm, most): return a wire by the messages of `comm`; see `PythonWire`.
+static Ref<> python_wire(PyObject* given) {
+    PyObject* comm;
+    unsigned long long most;
+    check(PyArg_ParseTuple(given, "OK", &comm, &most));
+    return wire_of(std::make_unique<PythonWire>(comm, most));
 }
-
-static PyMethodDef functions[] = {{"mpi_wire", module_function<mpi_wire>, METH_VARARGS, nullptr},
-                                  {"post", module_function<make_post>, METH_O, nullptr},
-                                  {"thread_wire", module_function<thread_wire>, METH_VARARGS, nullptr},
-                                  {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace gpucoll

@@ -78,7 +78,7 @@ static const long FIRST_NAP = 20000, LONGEST_NAP = 160000;
 static const uint32_t LOOKS = 64;  // looks at messages before the clock is read
 static const uint64_t LONGEST_LOOK = 10000000;  // nanoseconds of a wait for messages, after which Python has its turn
 static const int DEAR_YIELDS = 8;  // in a wait for messages, before naps: one alone may be chance
-static const uint64_t WIRE_CALLS = (1 << 14) - 1;  // the bits of a tag for the number of a call: old tags come again
+static const uint64_t WIRE_CALLS = (1 << 13) - 1;  // the bits of a tag for the number of a call: old tags come again
 
 // The address of a rank's buffer. `process` is 0 for mapped memory, else the process to be read by process_vm_readv.
 struct Base {

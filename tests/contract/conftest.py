@@ -2,11 +2,11 @@
 
 import contextlib
 import dataclasses
-from unittest import mock
 
 import pytest
 
 from harness.compiled import PEER, make_peer_kernels
+from harness.extension import by_python
 from harness.thread_ranks import on_threads
 from mixture import PAIRS
 from programs import collectives
@@ -20,12 +20,11 @@ class Executor:
     device: str
     pairs: list  # pairs of op and dtype
     sizes: tuple  # numbers of ranks; repeated numbers are drawn more often
-    engine: bool = True  # False: as on ranks installed without the engine, whose plans are walked in Python
+    by_python: bool = False  # the messages are Python's, as of a store and of a program's transport
 
     def run(self, size, program, *arguments, **options):
         """Return the results of `program(comm, *arguments)`, by rank."""
-        lacking = mock.patch("gpucoll.executors.engine.library", return_value=None)
-        with contextlib.nullcontext() if self.engine else lacking:
+        with by_python() if self.by_python else contextlib.nullcontext():
             return on_threads(size, program, *arguments, **{"executor": self.name, **options})
 
     def algorithms(self, collective):
@@ -35,13 +34,13 @@ class Executor:
 
 FEW, MORE = (1, 2, 2, 2, 3, 3, 4), (1, 2, 2, 3, 3, 4, 5, 8)
 EXECUTORS = {"mpi": Executor("mpi", "cpu", PAIRS, MORE), "shared": Executor("shared", "cpu", PAIRS, MORE),
-             "walker": Executor("mpi", "cpu", PAIRS, FEW, engine=False),
+             "python": Executor("mpi", "cpu", PAIRS, FEW, by_python=True),
              "nccl": Executor("nccl", "emulated", PAIRS, FEW), "peer": Executor("peer", "emulated", PEER, FEW)}
 
 
 # Files about what is built upon collectives: by default with one executor of the host, and one of the device.
 BUILT_UPON = ("test_training.py", "test_compression.py", "test_partner.py", "test_pipeline.py")
-AT_NIGHT = ("shared", "walker", "peer")
+AT_NIGHT = ("shared", "python", "peer")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
@@ -52,7 +51,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker("nightly")
 
 
-@pytest.fixture(params=["mpi", "shared", "walker",
+@pytest.fixture(params=["mpi", "shared", "python",
                         *(pytest.param(name, marks=pytest.mark.emulated) for name in ("nccl", "peer"))])
 def executor(request):
     return prepared(request, EXECUTORS[request.param])

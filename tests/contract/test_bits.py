@@ -7,7 +7,6 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from contract.conftest import EXECUTORS
 from harness.grids import generator
 from harness.thread_ranks import on_threads
 from mixture import PEER
@@ -31,7 +30,7 @@ def cases(random, which, executor, draws):
     for _ in range(draws):
         size, (op, name) = random.choice(executor.sizes), random.choice(pairs)
         drawn = bits.case(random, name, op, size)
-        if executor.device != "cpu" or not executor.engine:  # slow
+        if executor.device != "cpu":  # slow
             drawn = drawn._replace(count=min(drawn.count, 1000), cuts=(0, min(drawn.count, 1000)))
         yield size, drawn
 
@@ -44,7 +43,7 @@ def drawn_cases(comm, which, drawn, seed):
 @pytest.mark.parametrize("draws", [DRAWS, pytest.param(60 * DRAWS, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("which", ORACLES)
 def test_drawn_cases(executor, which, draws):
-    random = generator(f"bits/{executor.name}/{executor.engine}/{which}/{draws}")
+    random = generator(f"bits/{executor.name}/{executor.by_python}/{which}/{draws}")
     for number, (size, drawn) in enumerate(cases(random, which, executor, draws)):
         executor.run(size, drawn_cases, which, drawn, f"algorithm/{number}", deterministic=ORACLES[which][0])
 
@@ -115,10 +114,9 @@ def rounded_once(comm, name):
     assert bits.same_bits(comm.all_reduce(rows[comm.rank], op="avg"), bits.exact("avg", rows)), name
 
 
-@pytest.mark.parametrize("how", ["shared", "walker"])
-def test_means_are_rounded_once(how):
+def test_means_are_rounded_once():
     for name, size in (("float32", 3), ("float16", 3), ("float64", 5), ("float16", 4)):
-        EXECUTORS[how].run(size, rounded_once, name, deterministic="exact")
+        on_threads(size, rounded_once, name, deterministic="exact")
 
 
 @pytest.mark.usefixtures("own_algorithms")

@@ -48,7 +48,6 @@ def step(opcode, peer=0, mark=0, to=None, nbytes=0, sources=(), copies=()):
     return {"steps": ((opcode, peer, mark, to, nbytes, sources, copies),)}
 
 
-@pytest.mark.skipif(library() is None, reason="no engine that fits is installed")
 def test_plans_that_are_not_whole_are_refused():
     plan()
     mine, theirs = (0, 1, 0), (1, 0, 0)
@@ -84,7 +83,6 @@ def ended(*command):
     return ast.literal_eval(job.stdout)
 
 
-@pytest.mark.skipif(library() is None, reason="no engine that fits is installed")
 @pytest.mark.parametrize("count", [1000, pytest.param(100_000, marks=pytest.mark.nightly)])
 def test_plans_with_something_wrong_do_no_harm(count):
     came = ended(FUZZED, str(generator(f"plans/{count}").random()), str(count))

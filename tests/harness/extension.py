@@ -7,6 +7,7 @@ import importlib.util
 import shutil
 import sysconfig
 from pathlib import Path
+from unittest import mock
 
 import numpy
 
@@ -17,6 +18,7 @@ from gpucoll.executors import engine
 from gpucoll.executors.engine.digest import FIRST_SOURCE, MACRO, MODULE, digest
 from harness import budgets
 
+PIECE = 1 << 14  # bytes of a piece of a message by `by_python`
 # One version of each function: choosing between versions would happen before the sanitizers are loaded.
 FOLDERS = ["-DGC_ONE_VERSION", *[f"-I{place}" for place in (sysconfig.get_paths()["include"], numpy.get_include())]]
 
@@ -70,10 +72,16 @@ def install(tree):
         shutil.copy(binding.origin, tree / "gpucoll")
     here, place = engine.library(), tree / "kernels"
     name = MODULE.replace(".", "/") + sysconfig.get_config_var("EXT_SUFFIX")
-    if here is not None and here.sources == digest(place):
+    if here.sources == digest(place):
         shutil.copy(here.__file__, tree / name)
     else:
         (tree / name).write_bytes(compiled(f'#include "{FIRST_SOURCE}"\n', f"-I{place}", place=place))
+
+
+def by_python():
+    """Let threads send by Python's messages, in short pieces, as a store's ranks do: a context."""
+    return mock.patch("gpucoll.executors.engine.between_nodes.wire_of",
+                      lambda link, *_: engine.library().python_wire(link.wire, PIECE))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ A row of `DEPENDS` names a file, or some tests of a file.
 
 import pytest
 
-from gpucoll.executors.engine.extension import library
 from multirank.elastic_group import group_in
 
 DEPENDS = {
@@ -51,13 +50,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.parent.name == "multirank" and depends_on_mpi(item.path.name, item.name):
             item.add_marker("other_mpi")
-
-
-@pytest.fixture
-def engine():
-    """Skip a test of the engine on ranks without it."""
-    if library() is None:
-        pytest.skip("no engine that fits is installed")
 
 
 @pytest.fixture

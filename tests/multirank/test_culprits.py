@@ -14,8 +14,6 @@ from gpucoll.health.observed import ObservedCall
 from gpucoll.health.processes import RankThreads
 from harness.pace import seconds
 
-pytestmark = pytest.mark.usefixtures("engine")
-
 
 def out_of_reach(mpi):
     """If the system refuses access to a peer's memory and a rank has ended, the error names the ended rank."""

@@ -14,8 +14,6 @@ from gpucoll.communicator.cycles import ring
 from harness.node_ranks import on_shared
 from harness.pace import seconds
 
-pytestmark = pytest.mark.usefixtures("engine")
-
 LONG = 200_000  # elements: a message waits for its receiver
 
 

@@ -12,14 +12,13 @@ import gpucoll as gc
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.executors.engine import between_nodes
 from gpucoll.transport.tags import Tag
+from harness.extension import by_python
 from harness.grids import generator, sampled
 from harness.node_ranks import on_two_nodes
 from harness.pace import seconds
 from harness.thread_ranks import on_threads
 from multirank.deferred import outcomes
 from multirank.disagreements import CULPRIT, LENGTHS, REFUSALS, call, cases, made
-
-pytestmark = pytest.mark.usefixtures("engine")
 
 EXECUTORS = (None, "shared", "mpi", "native")
 TOLD = 5.0  # seconds; an idle machine needs 0.5
@@ -117,10 +116,9 @@ def test_a_call_by_messages_that_differs_is_over(ranks):
     ranks(left, 2)
 
 
-@pytest.mark.parametrize("executor", [None, "mpi"])
-def test_threads_that_differ_are_told_without_the_engine_too(executor, monkeypatch):
-    monkeypatch.setattr("gpucoll.executors.engine.library", lambda: None)
-    on_threads(3, drawn_ways, "mpi", PARTS[0], 0.1, executor=executor, timeout=seconds(9))
+def test_threads_that_differ_are_told_by_messages_of_python_too():
+    with by_python():
+        on_threads(3, drawn_ways, "mpi", PARTS[0], 0.1, executor="mpi", timeout=seconds(9))
 
 
 def words_come_late(mpi):

@@ -11,8 +11,6 @@ from harness.node_ranks import on_shared
 from harness.pace import seconds
 from multirank.deferred import outcomes
 
-pytestmark = pytest.mark.usefixtures("engine")
-
 ALIKE = 4  # equal calls before the first eager call
 AHEAD = SLOTS - 1  # the most calls for a rank to be ahead of its readers
 COUNT = 6  # elements

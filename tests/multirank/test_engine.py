@@ -14,8 +14,6 @@ from gpucoll.executors.engine.tables import FAILURE
 from gpucoll.health import guard
 from harness.pace import seconds
 
-pytestmark = pytest.mark.usefixtures("engine")
-
 
 def another_root_is_told_later(mpi):
     """If a second rank acts as the root of a broadcast, the call ends on all ranks, and the next common call raises."""

@@ -14,8 +14,6 @@ from harness.pace import seconds
 from harness.paths import least
 from oracles import oracle
 
-pytestmark = pytest.mark.usefixtures("engine")
-
 
 def calls_change_where_their_result_goes(mpi):
     """Results go to another array, in place and to new memory by turns; short ones with every algorithm."""

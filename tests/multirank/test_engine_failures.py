@@ -1,4 +1,4 @@
-"""The engine with ranks that are interrupted, missing, failed or without the engine: no rank waits for ever."""
+"""The engine with ranks that are interrupted, missing or failed: no rank waits for ever."""
 
 import contextlib
 import sys
@@ -9,13 +9,12 @@ import numpy
 import pytest
 
 import gpucoll as gc
+from gpucoll.cli import main
 from gpucoll.executors.engine.digest import MODULE
-from gpucoll.executors.engine.extension import built, library
+from gpucoll.executors.engine.extension import library
 from gpucoll.health import guard
 from harness.node_ranks import on_shared
 from harness.pace import seconds
-
-pytestmark = pytest.mark.usefixtures("engine")
 
 
 class Rung(Exception):
@@ -84,11 +83,11 @@ def a_failed_rank_closes(comm):
         comm.mpi.Barrier()
 
 
-def one_cannot(mpi, what):
-    """All ranks take another way if one rank has no engine, or cannot map the memory of other ranks."""
-    name, lacking = {"engine": ("library", lambda: None), "memory": ("neighbours.attach", refuse)}[what]
-    patch = mock.patch(f"gpucoll.executors.engine.{name}", lacking) if mpi.rank == 1 else contextlib.nullcontext()
-    with patch, gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+def one_cannot(mpi):
+    """All ranks take another way if one rank cannot map the memory of other ranks."""
+    lacking = mock.patch("gpucoll.executors.engine.neighbours.attach", refuse)
+    with lacking if mpi.rank == 1 else contextlib.nullcontext(), \
+            gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
         total = comm.size * (comm.size + 1) // 2
         assert comm.all_reduce(numpy.full(3, comm.rank + 1)).tolist() == [total] * 3
 
@@ -98,21 +97,22 @@ def refuse(*_):
 
 
 @pytest.mark.parametrize(("body", "arguments"), [
-    (interrupted, (True,)), (interrupted, (False,)), (one_cannot, ("engine",)), (one_cannot, ("memory",)),
-    (somebody_stays_away, ()), (a_failed_rank_closes, ())])
+    (interrupted, (True,)), (interrupted, (False,)), (one_cannot, ()), (somebody_stays_away, ()),
+    (a_failed_rank_closes, ())])
 def test_failures(ranks, body, arguments):
     ranks(body, 3, *arguments)
 
 
 @pytest.mark.parametrize(("lacking", "said"), [
-    (None, "the engine was not built when gpucoll was installed"),
-    (SimpleNamespace(sources="others"), "the engine was built from different sources")])
-def test_an_engine_that_is_missing_or_does_not_fit_is_none(monkeypatch, lacking, said):
+    (None, "it was not built when gpucoll was installed"),
+    (SimpleNamespace(sources="others"), "it was built from other sources")])
+def test_without_an_engine_that_fits_no_communicator_is_made(monkeypatch, capsys, lacking, said):
     monkeypatch.setitem(sys.modules, MODULE, lacking)
     library.cache_clear()
-    try:
-        assert library() is None
-        with pytest.raises(ImportError, match=said):
-            built()
-    finally:
-        library.cache_clear()
+    for make in (gc.init, lambda: gc.run_local(len, 2)):
+        with pytest.raises(gc.UsageError, match=said) as told:
+            make()
+        assert told.value.code == "GC-ENGINE"
+    assert main(["doctor"]) == 1
+    assert "[GC-ENGINE]" in (told := " ".join(capsys.readouterr().out.split()))
+    assert said in told

@@ -9,8 +9,6 @@ from harness import extension
 from harness.ranks import RankError, RanksHung
 from multirank import test_disagreements, test_eager, test_engine, test_mail, test_metadata, test_one_pass
 
-pytestmark = pytest.mark.usefixtures("engine")
-
 HOMES = (test_disagreements, test_eager, test_engine, test_mail, test_metadata, test_one_pass)
 MUTANTS = tables.of_kinds("engine", "mail", "eager")
 

@@ -14,8 +14,6 @@ from harness.grids import often
 from harness.pace import seconds
 from multirank.failing import JOB, came_of, check_all
 
-pytestmark = pytest.mark.usefixtures("engine")
-
 SLOW = pytest.mark.slow
 
 

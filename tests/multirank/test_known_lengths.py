@@ -12,8 +12,6 @@ from gpucoll.communicator.ragged import VectorVariants
 from harness.grids import generator, often
 from harness.node_ranks import on_shared, on_two_nodes
 
-pytestmark = pytest.mark.usefixtures("engine")
-
 ALIKE = 5  # calls in a row after which a short call may go ahead
 STEADY = 150  # calls with the same lengths after which these are taken for known again
 

@@ -12,8 +12,6 @@ import gpucoll as gc
 from harness.node_ranks import on_shared
 from harness.pace import seconds
 
-pytestmark = pytest.mark.usefixtures("engine")
-
 SHORT, LETTERS = 1 << 13, 8  # most bytes of an eager message, and slots of a mailbox, as in kernels/engine/mail.h
 LENGTHS = (0, 1, 7, SHORT // 8, SHORT // 8 + 1, 100_000)
 

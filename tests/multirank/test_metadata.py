@@ -10,8 +10,6 @@ from harness.node_ranks import on_shared
 from harness.pace import seconds
 from oracles import oracle
 
-pytestmark = pytest.mark.usefixtures("engine")
-
 
 @on_shared
 def scattered(comm):

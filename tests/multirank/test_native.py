@@ -113,18 +113,18 @@ def test_a_call_like_one_before_is_the_engines(ranks):
 
 
 def beside_mpi(mpi, constant):
-    """The op of a row whose constant MPI lacks: MPI, and the engine, combine by NumPy's function."""
-    row = OPS["sum"]._replace(name="hypot", numpy="hypot", mpi=constant, kinds=("float",))
-    with mock.patch.dict(OPS, hypot=row), gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+    """The op of a row whose constant MPI lacks: MPI combines by the engine."""
+    row = OPS["prod"]._replace(mpi=constant)
+    with mock.patch.dict(OPS, prod=row), gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
         for count in (1, 5):
             for _ in range(3):
-                x = numpy.arange(count) * (3.0, 4.0, 0.0)[comm.rank]
+                x = numpy.arange(count) * (3.0, 4.0, 0.5)[comm.rank]
                 for algorithm in ("native", "ring"):
-                    assert (comm.all_reduce(x, op="hypot", algorithm=algorithm) == numpy.arange(count) * 5.0).all()
+                    assert (comm.all_reduce(x, op="prod", algorithm=algorithm) == 6.0 * numpy.arange(count) ** 3).all()
 
 
 @pytest.mark.parametrize("constant", [None, "HYPOT"])
-def test_an_op_that_mpi_lacks_is_numpys(ranks, constant):
+def test_an_op_that_mpi_lacks_is_the_engines(ranks, constant):
     ranks(beside_mpi, 3, constant, timeout=seconds(60))
 
 

@@ -9,16 +9,48 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.executors.engine import between_nodes
+from gpucoll.transport.mailbox import Mailbox
+from gpucoll.transport.tags import ENGINE_TAGS
+from harness.extension import by_python
 from harness.thread_ranks import on_threads
 
-pytestmark = pytest.mark.usefixtures("engine")
+
+def add_up(comm):
+    x = numpy.arange(70001)
+    assert (comm.all_reduce(x + comm.rank, algorithm="ring") == x * comm.size + sum(range(comm.size))).all()
 
 
 def in_pieces(mpi, check, matches):
     with mock.patch.multiple(between_nodes, MAX_MESSAGE=1 << 14, overruns=lambda: matches), \
             gc.Communicator.from_mpi(mpi, executor="mpi", check=check) as comm:
-        x = numpy.arange(70001)
-        assert (comm.all_reduce(x + comm.rank, algorithm="ring") == x * comm.size + sum(range(comm.size))).all()
+        add_up(comm)
+
+
+def test_pieces_of_messages_of_python():
+    with by_python():
+        on_threads(3, add_up, executor="mpi")
+
+
+class Rung(BaseException):
+    """The exception of a signal's handler."""
+
+
+@pytest.mark.parametrize("method", ["Isend", "Test"])
+def test_an_exception_in_messages_of_python_is_raised_as_it_is(method):
+    def post(self, mine):
+        if mine.sends and mine.key[0] == 1 and mine.key[2] >= ENGINE_TAGS:
+            if method == "Isend":
+                raise Rung
+            mine.Test = mock.Mock(side_effect=[False, Rung, False])
+        return posted(self, mine)
+
+    def run(comm):
+        with pytest.raises(Rung) if comm.rank == 1 else contextlib.suppress(gc.RankFailedError):
+            comm.all_reduce(numpy.ones(5))
+
+    posted = Mailbox.post
+    with mock.patch.object(Mailbox, "post", post), by_python():
+        on_threads(3, run, executor="mpi")
 
 
 @pytest.mark.parametrize(("check", "matches"), [(None, False), ("off", True), ("deferred", True)])

@@ -22,7 +22,7 @@ from harness.sources import PAGES, ROOT, WRITTEN, files, nodes_of
 
 README = (ROOT / "README.md").read_text()
 MODULES = [module.name for module in pkgutil.walk_packages(gpucoll.__path__, "gpucoll.")
-           if not module.name.endswith(("__main__", "executors.mpi", "executors.native", "device.cuda", "device.nccl",
+           if not module.name.endswith(("__main__", "executors.native", "device.cuda", "device.nccl",
                                         "device.local", "nccl.nccl_collectives", "communicator.windows"))  # MPI, CuPy
            and all(importlib.util.find_spec(needed) is not None or not module.name.startswith(f"gpucoll.{room}")
                    for room, needed in (("torch", "torch"), ("torch.torchft", "torchft"), ("dask", "distributed"),

@@ -122,7 +122,7 @@ def test_where_all_is_well_nothing_is_said():
     ({"missing.mpiexec": "no mpiexec"}, "GC-LAUNCHER", False, "cannot be launched: no mpiexec"),
     ({"host.shm_free": 1 << 20}, "GC-SHM", True, "1,048,576 bytes free for ranks 0, 1, 2, 3"),
     ({"host.shm_free": 60 << 20}, "GC-SHM", False, "--shm-size=1g"),
-    ({"host.engine": None}, "GC-ENGINE", False, "there is none; with g++"),
+    ({"host.engine": None}, "GC-ENGINE", True, "a: there is none"),
     ({"host.cores": 2}, "GC-CORES", False, "ranks 0, 1, 2, 3 share 2 cores of a"),
     ({"test.faults": [FAULT]}, "GC-RESULT", True, "self-test on cpu: scan, ring: 1 elements are wrong on rank 2"),
     ({**CUDA, "versions.cuda_driver": "12.9"}, "GC-NO-GPU", True, "CUDA 12.9, older than CuPy's 13.4"),

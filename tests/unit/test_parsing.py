@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import numpy
 
 from gpucoll import elementwise_op
-from gpucoll.arrays.reductions import combiner
 from gpucoll.core import parsing
 from gpucoll.core.dtypes import DTYPES
+from gpucoll.executors.engine.combining import combine
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def test_a_finalizer_that_parses_does_no_harm():
     assert len(disturbed) == 30
     assert op.cuda == "subtract(add(a, b), multiply(a, b))"
     x = numpy.array([3, 5])
-    combiner(op, DTYPES["int64"])(x, x, [numpy.array([2, 7])])
+    combine(op, DTYPES["int64"], x, (x, numpy.array([2, 7])))
     assert list(x) == [3 + 2 - 3 * 2, 5 + 7 - 5 * 7]
 
 

@@ -1,5 +1,6 @@
 """The three shares of calls: own delay, waiting, moving; counted by the engine, by messages, on devices."""
 
+import contextlib
 import time
 from types import SimpleNamespace
 
@@ -7,9 +8,9 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.executors.engine import between_nodes
 from gpucoll.health import flight
 from gpucoll.health.flight import HEADER, CallRecord
+from harness.extension import by_python
 from harness.pace import seconds
 from harness.thread_ranks import all_on_threads, on_threads
 
@@ -32,7 +33,7 @@ def late_by(comms, make):
 
     def run(comm):
         if comm.rank == 1:
-            while not (host._shared.under_way() if host._shared else host._comparison.missing()):
+            while not host._shared.under_way():
                 time.sleep(1e-4)
             began = time.monotonic()
             while time.monotonic() < began + DELAY:
@@ -64,10 +65,9 @@ def calls():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_late_rank_has_the_delay_and_the_other_the_wait(monkeypatch, way):
-    if way == "python":  # a link without a wire
-        monkeypatch.setattr(between_nodes, "agreed_wire", lambda *_, **__: None)
-    comms = gc.init_local(2, timeout=seconds(60), **WAYS[way])
+def test_a_late_rank_has_the_delay_and_the_other_the_wait(way):
+    with by_python() if way == "python" else contextlib.nullcontext():
+        comms = gc.init_local(2, timeout=seconds(60), **WAYS[way])
     delays = comms[1]._core.record.delays
     for _ in range(2):  # the first time by Python, the second time by the engine's table of known calls
         for name, size, nbytes, make in calls():

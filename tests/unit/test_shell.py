@@ -18,7 +18,7 @@ from harness.sources import ROOT, files, nodes_of
 
 VERBS = ("run bench tune explain simulate draw verify convert kernels doctor report bound synthesize precheck "
          "emulate").split()
-BY_NAME = {"NodeEngine", "MpiExecutor"}  # their constructors take the name
+BY_NAME = {"NodeEngine"}  # its constructor takes the name
 
 
 def rows(page, title):

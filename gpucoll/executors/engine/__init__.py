@@ -8,6 +8,7 @@ between nodes. Under the name `mpi` every rank counts as a separate node.
     plans         the engine's plans, found by call, and staging buffers
     instructions  a plan on bytes of the ranks' buffers: counters to await, operands to combine, counters to publish
     between_nodes messages between nodes: wires, the ranks to be greeted, and data that travel with a greeting
+    combining     rows combined by an op, outside of plans
     extension     loads the C++ engine; digest: a hash of the engine's sources
     neighbours    the same-node ranks, and access to their memory
     failures      what these ranks show of their failures and of their last calls
@@ -88,10 +89,10 @@ class NodeEngine(Executor):
         self.is_compared_by_wire: bool = False
         self._may_compare = on_engine and CHECK_LEVELS[check] == ALL and self.kind.has_wire
         self._link, self._timeout, self._size = link, timeout, link.place.size
-        found, place = library(), link.place
+        place = link.place
         if not self.kind.carries:
             place = place._replace(nodes=tuple(range(self._size)))
-        self.node_ranks: NodeRanks = NodeRanks(place, found is not None, 0 if found is None else found.BOX)
+        self.node_ranks: NodeRanks = NodeRanks(place, library().BOX)
         self._has_met, self._nodes = False, place.nodes
         self.engine: Any = None
         self.plans: Any = None
@@ -106,14 +107,8 @@ class NodeEngine(Executor):
         self._asked: int | None = None  # the rank whose next call is awaited: see `next_call`
 
     def serves(self, request: CallRequest) -> str | None:
-        """Return None if same-node ranks can map each other's memory, and every rank has the engine."""
-        if self.kind.compares and len(self.node_ranks.all) < self._size:
-            return "the ranks are on several nodes"
+        """Return None, once the ranks have met."""
         self.meet()
-        if not self.node_ranks.maps:
-            return "the system does not let these ranks map each other's memory"
-        if self.engine is None or (self.kind.has_wire and self._capsule is None and self._size > 1):
-            return "not every rank's gpucoll was installed with the engine"
         return None
 
     def compile(self, request: CallRequest) -> Call | Refusal:
@@ -135,7 +130,7 @@ class NodeEngine(Executor):
         node_ranks = self.node_ranks
         yield from node_ranks.meet(self._link.wire)
         self._has_met = True
-        if node_ranks.maps and node_ranks.all_able:
+        if node_ranks.maps:
             # A waiting rank may spin only if no other rank needs its core.
             cores, threads = len(os.sched_getaffinity(0)), [*node_ranks.processes.values()].count(os.getpid())
             has_core = self._link.place.local_size <= cores
@@ -242,16 +237,13 @@ class NodeEngine(Executor):
 
     def compare(self, description: str) -> Operation:
         """Compare a call made by another executor, or refused, with the other ranks; a refusal waits for no rank."""
-        if self.is_compared_by_wire:
-            return self._compare_by_wire(description)
+        if not self._has_met:
+            yield from self.meeting()
         if self._check == OFF and self.comparison is None and not is_refusal(description):
-            return iter(())
+            return
         if is_refusal(description) and self.comparison is None:
             description = shortened(f"{description}\n{call_site()}", TEXT - 1)
-        return self.walk(lambda: self.plans.without_data(description), None, None)
-
-    def _compare_by_wire(self, description: str) -> Operation:
-        self.described = description
+        self.described = description if self.is_compared_by_wire else ""
         try:
             yield from self.walk(lambda: self.plans.without_data(description), None, None)
         finally:

@@ -7,24 +7,22 @@ import importlib
 from typing import Any
 
 from gpucoll.device.sources import folder
+from gpucoll.errors import UsageError
 from gpucoll.executors.engine.digest import MODULE, digest
 
 
 @functools.cache
 def library() -> Any:
-    """Return the engine's module, or None if no module was built from these sources."""
-    try:
-        return built()
-    except (ImportError, OSError):
-        return None
-
-
-def built() -> Any:
-    """Return the module built with the package; raise ImportError or OSError, with the reason, if unusable."""
+    """Return the engine's module; raise UsageError, with the reason and the remedy, if it does not fit the package."""
+    why = "it was built from other sources"
     try:
         found = importlib.import_module(MODULE)
-    except ModuleNotFoundError as error:
-        raise ImportError("the engine was not built when gpucoll was installed") from error
-    if found.sources != digest(folder()):
-        raise ImportError("the engine was built from different sources")
-    return found
+        if found.sources == digest(folder()):
+            return found
+    except ModuleNotFoundError:
+        why = "it was not built when gpucoll was installed"
+    except (ImportError, OSError) as error:
+        why = str(error)
+    raise UsageError(f"this gpucoll lacks its engine, the C++ module {MODULE}: {why}; with g++ and Python's headers "
+                     "(python3-dev) install again: pip install --force-reinstall --no-deps --no-cache-dir, and gpucoll "
+                     "or its folder", code="GC-ENGINE")

@@ -34,12 +34,12 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import HOST, at
-from gpucoll.arrays.reductions import combiner
 from gpucoll.core.dtypes import Dtype, numpy_dtype
 from gpucoll.core.ops import Op
 from gpucoll.core.schedule import Schedule, Send
 from gpucoll.executors import CallRequest
 from gpucoll.executors.engine.between_nodes import WireRoles
+from gpucoll.executors.engine.combining import combine
 from gpucoll.executors.engine.neighbours import BUFFERS
 from gpucoll.executors.engine.tables import (
     AGREE,
@@ -48,7 +48,6 @@ from gpucoll.executors.engine.tables import (
     END,
     GIVEN,
     INPUT,
-    OP_NAMES,
     OPEN,
     OPENING,
     OUTPUT,
@@ -76,11 +75,6 @@ def opened(schedule: Schedule, peers: Collection[int]) -> set[int]:
     """
     # Only the first round: later data wait for the greetings of all leaders.
     return {step.peer for step in next(iter(schedule.rounds()), ()) if isinstance(step, Send)}.intersection(peers)
-
-
-def is_known(op: Op) -> bool:
-    """Return whether the engine itself combines by `op`; by all other ops it lets NumPy combine."""
-    return op.factor is not None or op.name in OP_NAMES
 
 
 class Writer:
@@ -242,7 +236,7 @@ class Writer:
             return
         if where[1] in CALLERS:
             yield from self._agree()
-        if op is None or is_known(op) or len(sources) == 1:
+        if op is None or not op.expression or len(sources) == 1:
             yield REDUCE, 0, 0, where, nbytes, sources, copies
             return
         here, used = [], self._kept
@@ -333,11 +327,10 @@ def _counter_row(opcode: int, counter: int, peer: int = 0) -> Row:
 
 def _combining(op: Op, dtype: Dtype, nbytes: int) -> Callable[..., None]:
     """Return a function that combines rows at addresses by an op written by the user."""
-    combine, kind = combiner(op, dtype), numpy_dtype(dtype.name)
+    kind = numpy_dtype(dtype.name)
 
     def combined(to: int, *sources: int) -> None:
-        first, *others = (at(source, nbytes).view(kind) for source in sources)
-        combine(at(to, nbytes).view(kind), first, others)
+        combine(op, dtype, at(to, nbytes).view(kind), [at(source, nbytes).view(kind) for source in sources])
 
     return combined
 

@@ -40,14 +40,12 @@ def head_bytes(size: int) -> int:
 class NodeRanks:
     """The ranks of this node, and access to their memory; `place` is this rank's place among the nodes.
 
-    `able` says whether this rank has an engine; after `meet`, `all_able` whether all ranks have. `box` is the size of
-    the mailbox for one other rank.
+    `box` is the size of the mailbox for one other rank.
     """
 
-    def __init__(self, place: Any, able: bool, box: int) -> None:
+    def __init__(self, place: Any, box: int) -> None:
         self.rank: int = place.rank
         self.size: Any = place.size
-        self._able = able
         self.all: frozenset[int] = frozenset(
             rank for rank, node in enumerate(place.nodes) if node == place.nodes[place.rank])
         self.first: int = head_bytes(self.size)  # the place of the workspaces
@@ -75,7 +73,6 @@ class NodeRanks:
         self._copier = Copier()
         self.maps: bool = False  # whether all pairs can map memory
         self.copies: bool = False  # whether all pairs can copy it
-        self.all_able: bool = False
 
     def reserve(self, buffer: int, nbytes: int) -> None:
         """Reserve memory for `nbytes` in both workspaces of a buffer; raise OSError if the system has none."""
@@ -126,11 +123,10 @@ class NodeRanks:
         refused = {rank: row[4] for rank, row in zip(ranks, facts, strict=True)}
         _raise_refusals(refused)
         able = [self._try(other, *row[:4]) for other, row in zip(ranks, facts, strict=True) if other != self.rank]
-        mine = [*([int(all(column)) for column in zip(*able, strict=True)] or [1, 1]), int(self._able)]
+        mine = [int(all(column)) for column in zip(*able, strict=True)] or [1, 1]
         rows = yield from exchange(wire, self.rank, ranks, mine)
         self.maps = all(row[0] for row in rows)
         self.copies = all(row[1] for row in rows)
-        self.all_able = all(row[2] for row in rows)
 
     def _try(self, other: int, process: int, key: int, token: int, place: int) -> tuple[bool, bool]:
         """Return whether this rank can map, and whether this rank can copy, the memory of another rank."""

@@ -10,13 +10,14 @@ from gpucoll.algorithms import find
 from gpucoll.arrays.segments import Segment
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES
-from gpucoll.core.ops import EXACT_NAMES, LOGICAL
+from gpucoll.core.ops import LOGICAL
 from gpucoll.core.signature import is_refusal
 from gpucoll.executors import Call, Called, CallRequest, call_site, fingerprint, shortened
 from gpucoll.executors.engine.between_nodes import WireRoles
-from gpucoll.executors.engine.instructions import Row, Writer, is_known
+from gpucoll.executors.engine.combining import numbers_of
+from gpucoll.executors.engine.instructions import Row, Writer
 from gpucoll.executors.engine.neighbours import BUFFERS, SMALL, TINY, NodeRanks
-from gpucoll.executors.engine.tables import AGREE, CALL, GIVEN, INPUT, OP_NAMES, PAGE, RESULT, TEXT, PlanFlag
+from gpucoll.executors.engine.tables import AGREE, CALL, GIVEN, INPUT, PAGE, RESULT, TEXT, PlanFlag
 from gpucoll.plan import Plan
 from gpucoll.progress.operations import Operation
 
@@ -75,7 +76,7 @@ class Plans:
         by_node = Plan(plan.schedules(node_ranks.rank), plan.layouts, in_place=alias, schedules=plan.schedules,
                        same_node=node_ranks.all)
         # The one-pass form of two_shot. The choice must be equal on all ranks, so it ignores the arrays' places.
-        one_pass = request.op is not None and is_known(request.op) and request.nbytes > SMALL \
+        one_pass = request.op is not None and not request.op.expression and request.nbytes > SMALL \
             and find(request.collective, request.algorithm).traits.barriers == 2 \
             and len(node_ranks.all) == node_ranks.size > 1
         sizes = [*_bytes(request), by_node.workspace["scratch"] * request.dtype.itemsize]
@@ -141,10 +142,9 @@ class Plans:
 
     def _reduction(self, request: CallRequest) -> tuple[int, int, int]:
         """Return dtype and op by the engine's numbers, and the number of contributions for `_finish`."""
-        op, place = request.op, NO_OP
-        if op is not None and is_known(op):
-            place = OP_NAMES.index("sum" if op.factor is not None and op.name not in EXACT_NAMES else op.name)
-        return list(DTYPES).index(request.dtype.name), place, self._finish(request)
+        if request.op is None:
+            return list(DTYPES).index(request.dtype.name), NO_OP, 0
+        return *numbers_of(request.op, request.dtype), self._finish(request)
 
     def _without_data(self, description: str) -> Any:
         """Return the plan of a call without data: only a comparison, or a refusal."""
