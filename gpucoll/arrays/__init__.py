@@ -57,6 +57,15 @@ def on_gpu(x: Any) -> bool:
         return False
 
 
+def is_on_device(argument: Any) -> bool:
+    """Return whether an argument of a call is on a device: array, list of arrays, space, or a root's metadata."""
+    if isinstance(argument, dict):
+        return bool(argument.get("gpu"))
+    if isinstance(argument, Space):
+        return argument.device != "cpu"
+    return any(map(on_gpu, argument)) if isinstance(argument, list) else on_gpu(argument)
+
+
 def has(x: Any, name: str) -> bool:
     """Return whether `x` has an attribute; an attribute raising another error counts as present.
 

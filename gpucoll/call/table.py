@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import collections
 import functools
+import operator
 import sys
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
@@ -29,7 +30,7 @@ from gpucoll.arrays import (
     RankInfo,
     Space,
     check_op,
-    on_gpu,
+    is_on_device,
     prepare,
     promised,
     same_memory,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from gpucoll.communicator.core import Core
 
 Key = tuple[Any, ...]
+_flat = operator.methodcaller("reshape", -1)
 
 
 class CallOptions(NamedTuple):
@@ -68,29 +70,25 @@ def not_known(*_: Any) -> Any:
 class KnownCall:
     """A compiled call, to be repeated on arrays of the same kind; no array is kept alive.
 
-    A call on a device with a given result is bound to addresses: `rows` are the rows of input and result. Any other
-    call gets its rows each time. `allocates` is the shape and dtype of a newly allocated result.
+    With `is_new` each call makes a new result; `allocates` is its shape and dtype, None on a rank without a result. Of
+    a call on a GPU, `launches` has by the addresses of the arrays what enqueues the call, and its result for the
+    watchdog; `short` is the function of `short_way`.
     """
 
     call: Call
     seconds: Array | None
-    rows: tuple[Any, Any] | None = None
+    is_new: bool = False
     allocates: tuple[tuple[int, ...], Any] | None = None
-    launch: CallLauncher | None = None  # enqueues the call on a GPU without a wait
-    output: Output | None = None
     options: Key = ()  # name, op, root and algorithm of a call in the table
+    launches: dict[Key, tuple[CallLauncher, Output | None]] = field(default_factory=dict)
+    short: Callable[..., Any] | None = None
 
-    def on(self, x: Any, result: Any, stream: Any = None) -> ReadyCall:
+    def on(self, x: Any, result: Any, *, on_device: bool = False) -> ReadyCall:
         """Return the call with the rows of these arrays."""
-        request = self.call.request
-        target = _row(result, stream) if request.has_output else None
-        source = None if not request.has_input else target if x is result else _row(x, stream)
+        request, row_of = self.call.request, DeviceRow if on_device else _flat
+        target = row_of(result) if request.has_output else None
+        source = None if not request.has_input else target if x is result else row_of(x)
         return ReadyCall(self.call, source, target)
-
-
-def _row(x: Any, stream: Any) -> Any:
-    """Return an array in the form for executors: one axis on the host, an address on a device's stream."""
-    return x.reshape(-1) if stream is None else DeviceRow(x)
 
 
 def known_call(x: Any, out: Any, ready: ReadyCall, seconds: Array | None, *,
@@ -99,23 +97,17 @@ def known_call(x: Any, out: Any, ready: ReadyCall, seconds: Array | None, *,
 
     With `allocates` each call makes a new result, unless the result is `x`.
     """
-    request, executor = ready.call.request, ready.call.executor
-    on_device = request.device != "cpu"
-    sides = ((x, ready.source), (out, ready.target))
-    if (on_device and not executor.binds) or not all(row is None or _is_plain(array, row) for array, row in sides):
+    if not (_is_plain(x, ready.source) and _is_plain(out, ready.target)) or not (
+            ready.call.request.device == "cpu" or ready.call.executor.binds):
         return None
     is_new = allocates and out is not x
-    made = (out.shape, out.dtype) if is_new and out is not None else None
-    if is_new or not on_device:
-        return KnownCall(ready.call, seconds, None, made)
-    source, target = (None if row is None else DeviceRow(row) for row in (ready.source, ready.target))
-    return KnownCall(ready.call, seconds, (source, target), made, output=output_of(request, out, ready.target))
+    return KnownCall(ready.call, seconds, is_new, (out.shape, out.dtype) if is_new and out is not None else None)
 
 
 def _is_plain(x: Any, row: Any) -> bool:
     """Return whether executors use the memory and the dtype of `x` itself; False for another library's array."""
     flags = getattr(x, "flags", None)
-    return flags is not None and flags.c_contiguous and row.dtype == x.dtype and same_memory(x, row)
+    return row is None or (flags is not None and flags.c_contiguous and row.dtype == x.dtype and same_memory(x, row))
 
 
 def key_of(cache_key: Key, x: Any, out: Any) -> Key:
@@ -142,15 +134,6 @@ def _place(x: Any, is_anywhere: bool = False) -> Key:
         place = memory.ptr % dtype.itemsize == 0 if is_anywhere else memory.ptr
         return place, x.shape, x.strides, dtype, memory.device_id
     return ()
-
-
-def is_on_device(argument: Any) -> bool:
-    """Return whether an argument of a call is on a device: array, list of arrays, space, or a root's metadata."""
-    if isinstance(argument, dict):
-        return bool(argument.get("gpu"))
-    if isinstance(argument, Space):
-        return argument.device != "cpu"
-    return any(map(on_gpu, argument)) if isinstance(argument, list) else on_gpu(argument)
 
 
 def reports_refusals(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,13 +185,11 @@ class Calls:
                    async_op: bool) -> Any:
         """Run a collective with the same shapes on all ranks, by the call table if possible. No op is ""."""
         # A repeatable call needs options that compare by value: names and a root, no op object.
-        cache_key: Key = ()
-        if dtype is None and not async_op and type(op) is type(algorithm) is str and type(root) is int:
-            if self.group is None and stream is None:
-                same = self.same.get((name, op, root, algorithm, id(x), id(out)))
-                if same is not None and (result := same(x, out)) is not NotImplemented:
-                    return result
-            cache_key = name, op, root, algorithm
+        cache_key: Key = (name, op, root, algorithm) if dtype is None and not async_op and \
+            type(op) is type(algorithm) is str and type(root) is int else ()
+        same = self.same.get((*cache_key, id(x), id(out))) if self.group is None and stream is None else None
+        if same is not None and (result := same(x, out)) is not NotImplemented:
+            return result
         if name in self.others:
             return self.others[name](name, op, root, algorithm, x, out, dtype, stream, async_op)
         return self._collective(cache_key, name, op, root, x, out, dtype, CallOptions(algorithm, async_op, stream))
@@ -411,64 +392,94 @@ class Calls:
 
     def _on_device(self, known: KnownCall, x: Any, out: Any, stream: Any) -> Any:
         """Enqueue a repeated call in a stream of its GPU; return the result as `repeat` does."""
-        call, request, gpu = known.call, known.call.request, self._core.gpus[known.call.request.device]
+        request, gpu = known.call.request, self._core.gpus[known.call.request.device]
         on = gpu.device.stream(stream)
-        if known.rows is None:
-            result = gpu.device.empty(*known.allocates, on) if known.allocates else None
-            ready = known.on(x, result, on)
-            output = output_of(request, result, ready.target)
+        borrows = stream is not None and not gpu.device.is_current(on)
+        known.short = known.short or self.short_way(known, gpu)
+        result = known.short(x, out, on, borrows)
+        if result is not NotImplemented:
+            if known.options and stream is None:
+                if len(self.same) == self.most:
+                    self.same.clear()
+                self.same[*known.options, id(x), id(out)] = same_call(self._core, known, on, x, out)
+            return result
+        result = gpu.device.empty(*known.allocates, on) if known.allocates else \
+            x if out is None and request.has_output else out
+        ready = known.on(x, result, on_device=True)
+        # A user's CUDA graph may replay the call: keep the arrays.
+        space = gpu.space(stream, output_of(request, result, ready.target))
+        kept = NOTHING._replace(given=x, result=result)
+        operation = self.operation(ready, space, kept, repeated=not known.is_new)
+        self._waits.run(self.measured(operation, request), request.collective)
+        return result
+
+    def short_way(self, known: KnownCall, gpu: Any) -> Callable[..., Any]:
+        """Return a function that repeats a call on a GPU at once, if its stream needs no preparation.
+
+        It returns the result; or NotImplemented, with nothing done, if the call needs `operation`. The arrays live
+        until the end of the call if the function `borrows` them: see `DeviceSpace`.
+        """
+        call, record, nbytes, launches = known.call, self._core.record, known.call.request.nbytes, known.launches
+        sums, is_x = record.python[kind_of(call.request)], call.request.has_output
+        device, active, ordinal, place = gpu.device, gpu.device.active, gpu.device.ordinal, gpu.device.place
+        enqueue = functools.partial(self._waits.at_once, self._enqueuer(gpu, call, sums), call.request.collective)
+
+        def bind(x: Any, result: Any) -> tuple[CallLauncher | None, Output | None]:
+            ready = known.on(x, result, on_device=True)
             launch = call.launcher(ready.source, ready.target) if call.is_whole else None
-        else:
-            result, ready = x if out is None and request.has_output else out, ReadyCall(call, *known.rows)
-            if known.output is not None and known.output.owner() is None:  # another array now uses this memory
-                known.output = output_of(request, result, ready.target)
-            output, launch = known.output, known.launch
-        keep = None if stream is None or gpu.device.is_current(on) else (x, result)
-        # The short way: enqueue at once, if the stream needs no preparation and no other call is queued.
-        if launch is not None and gpu.device.is_open(on):
+            output = output_of(call.request, result, ready.target) if gpu.order.is_watched else None
+            if launch is not None:
+                if len(launches) == self.most:
+                    launches.clear()
+                launches[place(x), result is not None and place(result)] = launch, output
+            return launch, output
+
+        def short(x: Any, out: Any, stream: Any, borrows: bool = False, found: Any = None) -> Any:
+            if active() != ordinal or stream.is_capturing():
+                return NotImplemented
+            result = x if out is None and is_x else out
+            if known.allocates:
+                result = device.empty(*known.allocates, stream) if borrows else device.new_array(*known.allocates)
+            found = found or launches.get((place(x), result is not None and place(result)))
+            launch, output = found or bind(x, result)
+            if output is not None and output.owner() is None:  # another array now uses this memory
+                output = Output(weakref.ref(result if result.base is None else result.base), *output[1:])
             try:
-                is_made = self.enqueuer(gpu, request, launch, on, output, keep)()
+                if not (launch and enqueue(launch, stream, output, (x, result) if borrows else None)):
+                    return NotImplemented
             except BaseException:
                 keep_for_ever((x, result))  # the kernel may have been enqueued
                 raise
-            if is_made:
-                if known.launch is not None and known.options and stream is None:
-                    if len(self.same) == self.most:
-                        self.same.clear()
-                    self.same[*known.options, id(x), id(out)] = same_call(self._core, known, on, x, out)
-                return result
-        # A user's CUDA graph may replay the call: keep the arrays.
-        space = gpu.space_on(on, output, borrows=keep is not None)
-        kept = NOTHING._replace(given=x, result=result)
-        operation = self.operation(ready, space, kept, repeated=known.rows is not None)
-        self._waits.run(self.measured(operation, request), request.collective)
-        if known.rows is not None and known.launch is None and call.is_whole:
-            known.launch = call.launcher(ready.source, ready.target)
-        return result
-
-    def enqueuer(self, gpu: Any, request: CallRequest, launch: Any, on: Any, output: Output | None,
-                 keep: object = None) -> Callable[[], bool]:
-        """Return a function that enqueues a repeated call, unless other calls are queued; it returns whether it does.
-
-        On the emulated device it carries out the call to its end, and the order of streams needs no note then.
-        """
-        waits, record, name = self._waits, self._core.record, request.collective
-        if gpu.device.asynchronous:
-            return functools.partial(waits.at_once, gpu.order.enqueue, name, launch, on, output, keep)
-        sums = record.python[kind_of(request)]
-
-        def complete() -> bool:
-            if waits.failure is not None:
-                return False
-            began = time.monotonic_ns()
-            waits.run(gpu.device.carried_out(launch, on), name)
             record.left = time.monotonic_ns()  # as `CallRecord.enqueued`
             sums[0] += 1
-            sums[1] += request.nbytes
-            sums[4] += 1e-9 * (record.left - began)  # nothing compares the call: all its time moves data
-            return True
+            sums[1] += nbytes
+            return result
 
-        return complete
+        return short
+
+    def _enqueuer(self, gpu: Any, call: Any, sums: list[float]) -> Callable[..., None]:
+        """Return a function of `launch`, stream, output and memory to keep: it compares and enqueues a call.
+
+        On the emulated device it carries out the call to its end, and the order of streams needs no note then. Nothing
+        compares the call there: all its time moves data.
+        """
+        waits, order, settle, name = self._waits, gpu.order, gpu.device.settle, call.request.collective
+        start, timed = call.steps() if gpu.device.asynchronous else (not_known, None)
+
+        def enqueue(launch: CallLauncher, stream: Any, output: Output | None, keep: object) -> None:
+            start()  # first: an error of the comparison keeps the call from being enqueued
+            times = timed and timed.begin(sums, stream)
+            order.enqueue(launch, stream, output, keep)
+            if timed is not None:
+                timed.end(times, stream)
+
+        def complete(launch: CallLauncher, stream: Any, *_: object) -> None:
+            began = time.monotonic()
+            for done in launch(stream) or settle(stream):
+                waits.until(done, name, began + waits.timeout)
+            sums[4] += time.monotonic() - began
+
+        return enqueue if gpu.device.asynchronous else complete
 
     @reports_refusals
     def barrier(self, options: CallOptions, cache_key: Key) -> Any:
@@ -546,25 +557,19 @@ class Calls:
 def same_call(core: Core, known: KnownCall, stream: Any, x: Any, out: Any) -> Callable[[Any, Any], Any]:
     """Return a function that repeats a call on a GPU on the same two arrays, in the same current stream.
 
-    It looks nothing up: arrays, stream and device are compared with those of the call before. It returns the result;
-    or NotImplemented, with nothing done, if anything has changed.
+    It looks nothing up, unless the result is new: arrays and stream are compared with those of the call before. It
+    returns the result; or NotImplemented, with nothing done, if anything has changed.
     """
-    gpu = core.gpus[known.call.request.device]
-    owners = weakref.ref(x), (lambda: None) if out is None else weakref.ref(out)
-    (same_x, same_out), waits, has_ended = owners, core.waits, core.link.has_ended
-    current, device, ordinal = gpu.device.current_stream, gpu.device.active, gpu.device.ordinal
-    request, has_output = known.call.request, known.call.request.has_output
-    enqueue = core.calls.enqueuer(gpu, request, known.launch, stream, known.output)
+    same_x, same_out = weakref.ref(x), (lambda: None) if out is None else weakref.ref(out)
+    waits, has_ended = core.waits, core.link.has_ended
+    current: Any = core.gpus[known.call.request.device].device.current_stream
+    short: Any = known.short
+    found = None if known.is_new else next(iter(known.launches.values()))
 
     def repeat(x: Any, out: Any) -> Any:
         if same_x() is not x or same_out() is not out or current() is not stream or waits.ended is not None \
-                or has_ended() or device() != ordinal or stream.is_capturing():
+                or has_ended():
             return NotImplemented
-        try:
-            is_made = enqueue()
-        except BaseException:
-            keep_for_ever((x, out))  # the kernel may have been enqueued
-            raise
-        return NotImplemented if not is_made else x if out is None and has_output else out
+        return short(x, out, stream, False, found)
 
     return repeat

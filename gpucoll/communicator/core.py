@@ -150,7 +150,7 @@ class Core:
         self.waits.hooks.append(gpu.check)
         # The progress thread drives operations too: each thread must get its own current GPU back.
         self.waits.context = gpu.device.current
-        self.life.watch(gpu)
+        gpu.watch(self.life)
 
     def shared_gpu(self) -> Gpu | None:
         """Return the GPU of this rank if the parts of this communicator are to share its resources, else None."""

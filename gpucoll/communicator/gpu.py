@@ -25,17 +25,17 @@ from gpucoll.device.sources import Scale
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import Call, Executor, ReadyCall
 from gpucoll.health.device_shares import DeviceShares
-from gpucoll.health.flight import CallRecord
+from gpucoll.health.devices import DeviceWatch
 from gpucoll.health.observed import CallObserver, ObservedCall
-from gpucoll.health.preflight import Deferring
+from gpucoll.health.preflight import DeferredOnNode, Deferring
 from gpucoll.launch import bootstrap
-from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.progress.waits import SHORTEST_SLEEP, Progress
 from gpucoll.transport.control import exchange
-from gpucoll.transport.tags import TAGS, Tag
+from gpucoll.transport.tags import Tag
 
 if TYPE_CHECKING:
+    from gpucoll.communicator.lifecycle import Lifecycle
     from gpucoll.device.nccl import Nccl
     from gpucoll.device.pairs import Pairs
     from gpucoll.executors.peer import PeerExecutor
@@ -105,26 +105,27 @@ class Gpu:
         self._make_peer()
         return tuple(self.made_executors)
 
-    def observe(self, observers: Sequence[CallObserver], comparison: Any, record: CallRecord,
-                place: RankTopology) -> None:
-        """Observe and compare the calls to come, and on a GPU time them for `record`."""
-        self._observers, self._comparison = observers, comparison
+    def watch(self, life: Lifecycle) -> None:
+        """Record, observe and compare the calls to come, and on a GPU time them and set a watchdog on them."""
+        recorded, place = [] if life.record.file is None else [life.record.file], life.link.place
+        self._observers, self._comparison = [*recorded, *life.observers], life.device_comparison
         if self.device.asynchronous:
-            compared = place.size if isinstance(comparison, Deferring) else 1
-            self._shares = DeviceShares(self.device, record, place.rank, compared)
+            compared = place.size if isinstance(self._comparison, Deferring) else 1
+            self._shares = DeviceShares(self.device, life.record, place.rank, compared)
+            if place.size > 1:
+                life.watches.append(DeviceWatch(self, life.waits, may_call=life.link.threads))
+        if isinstance(life.preflight, DeferredOnNode):
+            life.waits.hooks.append(life.preflight.check)
 
     def observed(self, call: Call) -> Call:
         """Return `call` with its comparison and its reports to the observers."""
         is_seen = self._observers or self._comparison or self._shares
         return ObservedCall(call, self._observers, self._comparison, self._shares) if is_seen else call
 
-    def space(self, stream: Any) -> DeviceSpace:
+    def space(self, stream: Any, output: Output | None = None) -> DeviceSpace:
+        """Return the space of a call on a stream, or on the current one; a repeated call knows its `output`."""
         on = self.device.stream(stream)
-        return DeviceSpace(self, on, borrows=stream is not None and not self.device.is_current(on))
-
-    def space_on(self, on: Stream, output: Output | None, *, borrows: bool) -> DeviceSpace:
-        """Return the space of a repeated call on a stream, with the `output` known from the first call."""
-        return DeviceSpace(self, on, output=output, borrows=borrows)
+        return DeviceSpace(self, on, output=output, borrows=stream is not None and not self.device.is_current(on))
 
     def new_heap(self, ranks: int) -> Heap:
         """Return symmetric memory out of reach of other ranks' kernels."""
@@ -397,8 +398,7 @@ def make_gpu(name: str, link: Transport, waits: Progress, ordinal: int | None, s
     if link.mpi is None:
         from gpucoll.device.local import LocalTransport
 
-        # Threads' tags have no limit. Tags above MPI's keep device messages apart from those of the host.
-        points = LocalTransport(link.points, TAGS, device, are_users=True)
+        points = LocalTransport(link.rank, link.offers[1], device, are_users=True)
         return Gpu(device, points, functools.partial(_threads_meet, link, waits))
     return Gpu(device, _pairs(device, link, waits, settings), functools.partial(_processes_meet, link, waits, settings))
 
@@ -440,7 +440,7 @@ def _threads_meet(link: Transport, waits: Progress, gpu: Gpu) -> None:
     from gpucoll.device.local import LocalTransport
 
     waits.run(_same_ordinal(link, gpu.device.ordinal), FIRST_GPU_CALL)
-    gpu.add(LocalTransport(link.wire, TAGS, gpu.device))
+    gpu.add(LocalTransport(link.rank, link.offers[0], gpu.device))
 
 
 def _processes_meet(link: Transport, waits: Progress, settings: Mapping[str, Any], gpu: Gpu) -> None:

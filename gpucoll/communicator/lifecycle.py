@@ -60,6 +60,8 @@ class Lifecycle:
     # The numbers of calls at the last refusal, and the number of refusals in a row.
     refused: tuple[tuple[int, int], int] = (0, 0), 0
     preflight: Preflight | DeferredOnNode | None = None  # read by the guard in every wait
+    # Of the calls on devices: the host's own with check="full", else a deferred one.
+    device_comparison: HostBackend | Deferring | None = None
     observers: Sequence[CallObserver] = ()  # that the user asked for
     exporter: Exporter | None = None
     records_calls = False  # in files; alike on all ranks: also true on a rank that can write no file
@@ -71,7 +73,7 @@ class Lifecycle:
         self.waits: Progress = waits
         self.host: HostBackend = host
         self.gpus: dict[str, Gpu] = {}
-        self._watches: list[DeviceWatch] = []
+        self.watches: list[DeviceWatch] = []
         self.record: CallRecord = CallRecord(host.counters)
         self.stop_calls: Callable[[], None] = lambda: None
         self.releases: list[Callable[[bool], None]] = []
@@ -97,7 +99,7 @@ class Lifecycle:
             "this communicator belongs to the parent process; a forked child cannot use it: start ranks by mpiexec, or "
             "children by spawn, before making a communicator", code="GC-FORK")
         self.stop_calls()
-        self._watches.clear()
+        self.watches.clear()
         self.waits.forget()
         self.waits.hooks.append(self.waits.check_usable)  # ends a wait for the parent's `Work`
 
@@ -161,16 +163,12 @@ class Lifecycle:
         on_host = self.host.call_count if self.host.counts_calls else 0
         return on_host, compared or sum(gpu.call_count for gpu in self.gpus.values())
 
-    def of_devices(self) -> HostBackend | Deferring | None:
-        """Return the comparison for calls on devices: the host's own with "full", else a deferred one."""
-        return self.host if self.link.executor is not None or self.options.check == "full" else self.preflight
-
     def refuse(self, error: BaseException, call: Signature | None = None, *, on_device: bool = False) -> None:
         """Tell the other ranks, once for each error, that this rank refuses a call; `call` has its known fields."""
         if hasattr(error, "is_reported"):
             return
         error.is_reported = True  # type: ignore[attr-defined] # a mark of ours
-        comparison = self.of_devices() if on_device else self.host
+        comparison = self.device_comparison if on_device else self.host
         refused = (call or Signature(""))._replace(refusal=str(error))
         before, streak = self.refused
         streak = streak + 1 if before == self.position() else 1
@@ -202,18 +200,9 @@ class Lifecycle:
                                            self.options.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
                 self.leaving.tell(failure)
 
-    def watch(self, gpu: Gpu) -> None:
-        """Record, observe and compare the calls on a new GPU, and set a watchdog on these calls."""
-        recorded = [] if self.record.file is None else [self.record.file]
-        gpu.observe([*recorded, *self.observers], self.of_devices(), self.record, self.link.place)
-        if gpu.device.asynchronous and self.link.place.size > 1:
-            self._watches.append(DeviceWatch(gpu, self.waits, may_call=self.link.threads))
-        if isinstance(self.preflight, DeferredOnNode):
-            self.waits.hooks.append(self.preflight.check)
-
     def stop_watches(self) -> None:
         """Stop the watchdogs of calls on GPUs, and wait for their looks under way."""
-        for watch in self._watches:
+        for watch in self.watches:
             watch.close()
 
     def close(self) -> None:
@@ -304,6 +293,7 @@ def assemble(link: Transport, options: Options) -> Lifecycle:
         else:
             by_messages = Preflight(link, waits, defers=options.check == "deferred")
             life.preflight = by_messages if link.has_collectives or not link.shares_memory else None
+    life.device_comparison = host if link.executor is not None or options.check == "full" else life.preflight
     host.observe(life.record.file, life.observers, by_messages)
     _alive.add(life)
     return life

@@ -229,6 +229,7 @@ class ThreadHub:
     def __init__(self, size: int) -> None:
         self.size: int = size
         self.mail: tuple[Mailbox, Mailbox] = (Mailbox(), Mailbox())
+        self.offers: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}  # see `Transport`
         self.store: MemoryStore = MemoryStore()
         self.used: dict[int, Callable[[], set[int]]] = {}  # by rank, see `LocalLink.used_by`
         self.processes: RankThreads = RankThreads(self.used)
@@ -256,7 +257,7 @@ class LocalLink(Transport):
         super().__init__(rank, ["here"] * hub.size, ranks, *(ThreadMessages(rank, mail) for mail in hub.mail))
         self.mpi: Any = None
         self.processes: RankThreads = hub.processes
-        self._hub, self._timeout = hub, timeout
+        self._hub, self._timeout, self.offers = hub, timeout, hub.offers
 
     @classmethod
     def all(cls, size: int, timeout: float) -> list[LocalLink]:

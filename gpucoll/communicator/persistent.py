@@ -87,8 +87,8 @@ def _planned(comm: Communicator, row: Collective, x: Any, out: Any, *, op: Any =
         again = functools.partial(getattr(comm, row.name), x, **_outs(row, call.result), **more,
                                   algorithm=algorithm, stream=stream)
         return PersistentCall(again, None, None, None)
-    # On a device the known call has the addresses itself; the arrays must live until the end of a call.
-    source, target = (x, call.result) if known.rows is not None else (ready.source, ready.target)
+    # On a device the arrays themselves must live until the end of a call.
+    source, target = (ready.source, ready.target) if ready.call.request.device == "cpu" else (x, call.result)
     again = functools.partial(core.calls.repeat, known, source, target, stream)
     fast_path: Callable[[], Any] = not_known
     if plan is not None:

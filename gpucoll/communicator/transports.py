@@ -95,6 +95,8 @@ class Transport:
         self.processes: Processes = Processes({})  # of the ranks of this host, if their ends can be seen
         self.table: Table = built_in()  # tuning table for "auto", the same on every rank
         self._farewells: dict[int, Farewell] = {}
+        # Memory of a GPU that threads offer each other, in calls of the library and in messages of the program.
+        self.offers: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
 
     @property
     def rank(self) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import itertools
+import operator
 import os
 import secrets
 import struct
@@ -60,6 +61,9 @@ class CudaDevice:
     asynchronous = True  # whether enqueued work continues after the enqueuing call has returned
     # Returns the current device of the calling thread.
     active: Callable[[], Any] = staticmethod(cupy.cuda.runtime.getDevice)
+    # Returns a new array of a shape and a dtype, on the current device and in the order of the current stream.
+    new_array: Callable[..., Any] = staticmethod(cupy.empty)
+    place: Callable[[Any], int] = staticmethod(operator.attrgetter("data.ptr"))  # the address of an array
 
     def __init__(self, ordinal: int) -> None:
         device = cupy.cuda.Device(ordinal)
@@ -143,10 +147,6 @@ class CudaDevice:
         """Return a context with this device and `stream` as the current device and stream of the calling thread."""
         return CurrentStream(self.current, stream)
 
-    def is_open(self, stream: Any) -> bool:
-        """Return whether work may be enqueued on `stream` at once: the device is current, and no capture is active."""
-        return self.active() == self.ordinal and not stream.is_capturing()
-
     def is_blocking(self, stream: Any) -> bool:
         """Return whether `stream` and the null stream wait for each other; False during a capture of `stream`."""
         runtime = cupy.cuda.runtime
@@ -185,14 +185,10 @@ class CudaDevice:
         """Wait until the host may read the results of `stream`; on a GPU do nothing, since streams order all work."""
         return iter(())
 
-    def carried_out(self, launch: Callable[[Any], Any], stream: Any) -> Waiting:
-        """Enqueue a call by a `Launcher`, and wait until the host may read its results."""
-        yield from launch(stream) or self.settle(stream)
-
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: Any) -> Any:
         """Return a new array from CuPy's memory pool; the pool reuses freed memory in the order of `stream`."""
         with self.within(stream):
-            return cupy.empty(shape, dtype)
+            return self.new_array(shape, dtype)
 
     def array_on(self, block: Any, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
         """Return an array on a block of memory."""

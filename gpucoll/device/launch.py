@@ -48,29 +48,22 @@ def opaque(dtype: numpy.dtype) -> numpy.dtype:
     return numpy.dtype(f"V{dtype.itemsize}")
 
 
-class _Struct:
-    """A C struct of kernel arguments, described twice: `fields` for `numpy.dtype`, and `form` for `struct`."""
-
-    def __init__(self, form: str, fields: list[Any]) -> None:
-        self._pack = struct.Struct(form).pack
-        self.fields = fields
-        self.dtype = numpy.dtype(fields, align=True)
-        self._bytes = opaque(self.dtype)
-
-    def __call__(self, *values: Any) -> Arguments:
-        return numpy.frombuffer(bytearray(self._pack(*values)), self._bytes)
+def _struct(form: str) -> Callable[..., Arguments]:
+    """Return a function that packs kernel arguments into a C struct of the `form` of module struct."""
+    pack, dtype = struct.Struct(form).pack, numpy.dtype(f"V{struct.calcsize(form)}")
+    return lambda *values: numpy.frombuffer(bytearray(pack(*values)), dtype)
 
 
-_ENDS = [("src", "u8"), ("dst", "u8"), ("count", "u8")]
-REDUCE_STRUCT = _Struct(f"={MOST_SOURCES}QQQI4x", [("sources", "u8", MOST_SOURCES), *_ENDS[1:], ("source_count", "u4")])
-COPY = _Struct("=3Q", _ENDS)
-SCALE = _Struct("=3Q8x16s", [*_ENDS, ("none", "u8"), ("factor", "u1", 16)])
-PACK = _Struct("=3QI4x8q8q", [*_ENDS, ("dims", "u4"), ("shape", "i8", MOST_AXES), ("strides", "i8", MOST_AXES)])
-SHORTEN = _Struct("=5Q", [("src", "u8"), ("before", "u8"), ("after", "u8"), ("dst", "u8"), ("count", "u8")])
-_ROWS = [("count", "u8"), ("share", "u8"), ("stride", "u8"), ("scales", "u8"), ("tail", "u8"), ("block", "u4")]
-QUANTISE = _Struct("=10Q2I", [*SHORTEN.fields[:4], ("maxima", "u8"), *_ROWS, ("rows", "u4")])
-DEQUANTISE = _Struct("=7Q4I", [*_ENDS[:2], *_ROWS, ("terms", "u4"), ("divisor", "u4"), ("has_row_scales", "u4")])
-MAXIMA = _Struct("=5Q2I", [("src", "u8"), ("before", "u8"), ("dst", "u8"), *_ROWS[:2], ("parts", "u4"), ("rows", "u4")])
+REDUCE_STRUCT = _struct(f"={MOST_SOURCES}QQQI4x")  # sources, dst, count, number of sources
+COPY = _struct("=3Q")  # src, dst, count
+SCALE = _struct("=3Q8x16s")  # src, dst, count, factor
+PACK = _struct("=3QI4x8q8q")  # src, dst, count, number of axes, shape, strides
+SHORTEN = _struct("=5Q")  # src, before, after, dst, count
+# src, before, after, dst, maxima, count, share, stride, scales, tail, block, rows
+QUANTISE = _struct("=10Q2I")
+# src, dst, count, share, stride, scales, tail, block, terms, divisor, whether rows have scales
+DEQUANTISE = _struct("=7Q4I")
+MAXIMA = _struct("=5Q2I")  # src, before, dst, count, share, parts, rows
 _NO_FACTOR = bytes(16)
 
 

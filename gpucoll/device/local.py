@@ -1,27 +1,40 @@
 """The substitute for NCCL between ranks that are threads sharing a GPU: copies in GPU memory, ordered by events.
 
-The sender sends the address and an event marking the data as ready. The receiver makes the receiver's stream wait for
-this event, enqueues the copy, and answers with a second event. After the second event the sender may reuse the memory.
+The sender offers its memory, with an event marking the data as ready. The receiver makes its stream wait for this
+event, enqueues the copy, and answers with a second event. After the second event the sender may reuse the memory.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy
-
-from gpucoll.device import DeviceTransport, GroupPart, Waiting
+from gpucoll.device import DeviceTransport, Event, GroupPart, Waiting
 from gpucoll.device.gpus import cupy
 from gpucoll.errors import BackendError, MismatchError, UsageError
 
-MESSAGE_WORDS = 4  # int64 words of a message: address, number of bytes, handle of the event, number of the GPU
-EVENTS = 4096  # events kept alive: no rank is 2048 groups ahead of another rank
+
+@dataclass(slots=True)
+class Offer:
+    """A message: the sender's memory and GPU, the event before the copy and, once the copy is enqueued, that after it.
+    """
+
+    address: int
+    nbytes: int
+    ordinal: int
+    ready: Event
+    done: Event = None
+
+    def has_ended(self) -> bool:
+        return self.done is not None
 
 
 class LocalTransport(DeviceTransport):
-    """Groups of copies. `wire` carries messages of a `gpucoll.Transport` of threads; tags begin at `tag`.
+    """Groups of copies to and from rank `rank`; all ranks share the table `offers`, by sender, receiver, tag, number.
 
     A message of another length than expected is an error of the program if the messages `are_users`, and the
     communicator stays usable; else the ranks are in different collectives.
@@ -30,58 +43,45 @@ class LocalTransport(DeviceTransport):
     # The ranks exchange events on the host for every group, and a CUDA graph does not repeat calls on the host.
     capturable = False
 
-    def __init__(self, wire: Any, tag: int, device: Any, *, are_users: bool = False) -> None:
-        self._wire, self._device, self._are_users = wire, device, are_users
-        # Even offsets carry offers, odd offsets answers, so the part's tag is doubled when added.
-        self._offers, self._answers = tag, tag + 1
-        # An event sent to a peer must live until the peer's stream waits for the event. A group adds two events.
-        self._sent: collections.deque[Any] = collections.deque(maxlen=EVENTS)
+    def __init__(self, rank: int, offers: dict[Any, Offer], device: Any, *, are_users: bool = False) -> None:
+        self._rank, self._offers, self._device, self._are_users = rank, offers, device, are_users
+        self._sent, self._received = (collections.defaultdict[Any, Any](itertools.count) for _ in range(2))
 
     def group(self, sends: Sequence[GroupPart], receives: Sequence[GroupPart], stream: Any) -> Waiting:
-        ready = self._device.mark(stream)
-        # Send all offers and post all receives before the first wait: otherwise two ranks may wait for each other.
-        ordinal = self._device.ordinal
-        offers = [self._send(part.peer, [part.address, part.nbytes, ready.ptr, ordinal], self._offers + 2 * part.tag)
-                  for part in sends]
-        posted = [self._await(part.peer, self._answers + 2 * part.tag) for part in sends]
-        awaited = [(part, *self._await(part.peer, self._offers + 2 * part.tag)) for part in receives]
-        mismatches: list[MismatchError] = []
-        for part, words, request in awaited:
-            yield request.Test
-            self._copy(part, words, stream, mismatches)
+        offers, rank, ordinal, ready = self._offers, self._rank, self._device.ordinal, self._device.mark(stream)
+        taken, wrong = list[Offer](), list[MismatchError]()
+        mine = [Offer(part.address, part.nbytes, ordinal, ready) for part in sends]
+        # Send all offers and number all receives before the first wait: otherwise two ranks may wait for each other.
+        for part, offer in zip(sends, mine, strict=True):
+            offers[rank, part.peer, part.tag, next(self._sent[part.peer, part.tag])] = offer
+        keys = [(part.peer, rank, part.tag, next(self._received[part.peer, part.tag])) for part in receives]
+        for part, key in zip(receives, keys, strict=True):
+            if key not in offers:
+                yield functools.partial(offers.__contains__, key)
+            taken.append(offers.pop(key))
+            self._copy(taken[-1], part, stream, wrong)
         done = self._device.mark(stream)
-        answers = [self._send(part.peer, [0, 0, done.ptr, 0], self._answers + 2 * part.tag) for part in receives]
-        for answer, request in posted:
-            yield request.Test
-            cupy.cuda.runtime.streamWaitEvent(stream.ptr, int(answer[2]))
-        for request in [*answers, *offers]:
-            yield request.Test
-        self._sent += [ready, done]
-        if mismatches:
-            raise mismatches[0]
+        for offer in taken:
+            offer.done = done
+        for offer in mine:
+            if offer.done is None:
+                yield offer.has_ended
+            stream.wait_event(offer.done)
+        if wrong:
+            raise wrong[0]
 
-    def _send(self, peer: int, words: list[int], tag: int) -> Any:
-        return self._wire.Isend([numpy.array(words, numpy.int64).view(numpy.uint8), "B"], peer, tag)
-
-    def _await(self, peer: int, tag: int) -> tuple[Any, Any]:
-        words = numpy.zeros(MESSAGE_WORDS, numpy.int64)
-        return words, self._wire.Irecv([words.view(numpy.uint8), "B"], peer, tag)
-
-    def _copy(self, part: GroupPart, words: Any, stream: Any, mismatches: list[MismatchError]) -> None:
-        address, nbytes, ready, ordinal = words.tolist()
-        if ordinal != self._device.ordinal:
-            raise UsageError(f"rank {part.peer} is on GPU {ordinal}, this rank on GPU {self._device.ordinal}; ranks "
-                             "that are threads can only share one GPU", code="GC-DEVICE")
-        cupy.cuda.runtime.streamWaitEvent(stream.ptr, ready)
+    def _copy(self, offer: Offer, part: GroupPart, stream: Any, wrong: list[MismatchError]) -> None:
+        if offer.ordinal != self._device.ordinal:
+            raise UsageError(f"rank {part.peer} is on GPU {offer.ordinal}, this rank on GPU {self._device.ordinal}; "
+                             "ranks that are threads can only share one GPU", code="GC-DEVICE")
+        stream.wait_event(offer.ready)
         # A copy of a wrong length would write past the end of the receive buffer.
-        if nbytes != part.nbytes and self._are_users:
-            mismatches.append(MismatchError(f"recv: rank {part.peer} sent {nbytes} bytes, out has {part.nbytes}",
-                                            code="GC-SHAPE", ranks=(part.peer,), settled=True))  # it is consumed
-            return
-        if nbytes != part.nbytes:
-            raise BackendError(f"rank {part.peer} sent {nbytes} bytes, expected {part.nbytes}", code="GC-SHAPE",
+        if offer.nbytes != part.nbytes and self._are_users:
+            wrong.append(MismatchError(f"recv: rank {part.peer} sent {offer.nbytes} bytes, out has {part.nbytes}",
+                                       code="GC-SHAPE", ranks=(part.peer,), settled=True))  # it is consumed
+        elif offer.nbytes != part.nbytes:
+            raise BackendError(f"rank {part.peer} sent {offer.nbytes} bytes, expected {part.nbytes}", code="GC-SHAPE",
                                ranks=(part.peer,))
-        self._device.kernels.copy(address, part.address, nbytes, 1, stream)
-
-    def close(self, *, captured: bool) -> None:
-        self._sent.clear()
+        else:
+            runtime = cupy.cuda.runtime
+            runtime.memcpyAsync(part.address, offer.address, part.nbytes, runtime.memcpyDeviceToDevice, stream.ptr)

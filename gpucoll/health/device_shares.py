@@ -66,6 +66,10 @@ class DeviceShares:
         self._asked = 0.0
         self._collecting = threading.Lock()
 
+    def counted(self) -> None:
+        """Count a call that nothing compares."""
+        self.call_count += 1
+
     def begin(self, sums: list[float], stream: Stream) -> TimedCall | None:
         """Return the next call of at least TIMED_FROM bytes, with its begin recorded; None if it is not timed.
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -55,31 +55,17 @@ class ObservedCall(Call):
         return self._call.engine_plan
 
     def launcher(self, source: Any, target: Any) -> CallLauncher | None:
-        """Return a function that begins to compare a call, enqueues and counts it; None if the call needs `run`."""
+        """Return the function of the call itself, to be called between the `steps`; None if the call needs `run`."""
         # Observers and a full comparison have their place in `run`.
-        comparison, shares, nbytes = self._comparison, self._shares, self.request.nbytes
-        if self._observers or not (comparison is None or isinstance(comparison, Deferring)):
-            return None
-        enqueue = self._call.launcher(source, target)
-        if enqueue is None or shares is None:
-            return None
-        sums, timed, record = self._sums, self._timed, shares.record
-        start = None if comparison is None else comparison.starter(self.request.description, timed)
+        is_short = not self._observers and (self._comparison is None or isinstance(self._comparison, Deferring))
+        return self._call.launcher(source, target) if is_short and self._shares is not None else None
 
-        def launch(stream: Any) -> None:
-            if start is None:
-                shares.call_count += 1
-            else:  # first: an error of the comparison keeps the call from being enqueued
-                start()
-            times: Any = timed and timed.begin(sums, stream)
-            enqueue(stream)
-            if timed is not None:
-                timed.end(times, stream)
-            record.left = time.monotonic_ns()  # as `CallRecord.enqueued`
-            sums[0] += 1
-            sums[1] += nbytes
-
-        return launch
+    def steps(self) -> tuple[Callable[[], object], DeviceShares | None]:
+        """Return what goes with a function of `launcher`: what begins the comparison, and what times the call."""
+        assert self._shares is not None
+        if isinstance(self._comparison, Deferring):
+            return self._comparison.starter(self.request.description, self._timed), self._timed
+        return self._shares.counted, self._timed
 
     def run(self, source: Any, target: Any, stream: Any = None, *, repeated: bool = False) -> Operation:
         """Carry out the call: compare, report, execute, report."""
@@ -89,7 +75,7 @@ class ObservedCall(Call):
         elif comparison is not None:
             yield from comparison.compare(self.request.description)
         elif self._shares is not None:
-            self._shares.call_count += 1
+            self._shares.counted()
         self._notify("before", rows)
         times: Any = timed and timed.begin(self._sums, stream)  # first: `run` may enqueue at once
         yield from self._executed(self._call.run(source, target, stream, repeated=repeated), rows)

@@ -165,7 +165,13 @@ def launched(comm, algorithm):
                 assert not first.done
             same(made, sum(ranges(comm, 500, repeat)))
             del made
-    return [one.launch is not None for one in comm._core.calls._known.values() if one.rows is not None]
+    return [bool(one.launches) for one in comm._core.calls._known.values() if not one.is_new]
+
+
+def kept_by_address(comm):
+    """Return the number of graphs kept by the addresses of arrays."""
+    launched(comm, "ring")
+    return len(comm._core.gpus["cuda"].made_executors[0]._graphs.direct)
 
 
 def enqueued(comm, *algorithms):
@@ -195,19 +201,20 @@ def enqueued(comm, *algorithms):
 
 
 def passes(comm, algorithm):
-    """Return the files and the lines of Python that a repeated call passes: with a given result, and with a new one.
+    """Return the files and the lines of Python that a repeated call passes in the current stream.
 
-    The stream is the current one: a call on another stream records an event, too.
+    First with a given result, then with a new one, and both with the stream named.
     """
     stream, found = cupy.cuda.Stream(non_blocking=True), []
     with stream:
         x, out = ramp(comm, 500), cupy.zeros(500, numpy.float32)
-    for given in (out, None):
+    for given, named in ((out, None), (None, None), (out, stream), (None, stream)):
         counts = []
         for _ in range(9):
             comm.barrier()  # the comparison of the call before has ended
             with stream:
-                counts.append(passed(lambda given=given: comm.all_reduce(x, given, algorithm=algorithm, stream=stream)))
+                counts.append(passed(lambda given=given, named=named: comm.all_reduce(
+                    x, given, algorithm=algorithm, stream=named)))
         found.append(min(counts))
     return found
 

@@ -186,7 +186,7 @@ class Stopping:
 
 def broken_off(comm):
     """A message broken off by a signal or by an error of MPI revokes the communicator."""
-    if not has_tags(comm):  # they do not come by a carrier
+    if comm.options.emulated:  # they do not come by a carrier
         return
     errors = [(Stop(), Stop, True)]
     if comm.mpi is not None:  # threads do not use MPI
@@ -198,8 +198,6 @@ def broken_off(comm):
         for error, kind, after in errors:
             other = comm.split(comm.rank)
             other._points.carrier = Stopping(other._points.carrier, call, error, after=after)
-            link = other._core.link
-            link.points = Stopping(link.points, call, error, after=after)  # those of a device
             other._points.exchange_here = lambda *_: NotImplemented
             with pytest.raises(kind):
                 other.sendrecv(x, out, 0, 0)

@@ -122,7 +122,7 @@ class NcclExecutor(Executor):
         self._order.follow(stream)
         name = graphs.serve(request, stream) if self.captures else None
         if name is None:
-            yield from self._enqueue(call, stream, source, target)
+            yield from self._walk(self._nodes(call, source, target, stream), stream)
             return
         place = place_of(request, source, target)
         # A graph on the user's arrays saves two copies. Not if the transport registers memory: to the peers, another
@@ -140,14 +140,18 @@ class NcclExecutor(Executor):
                             for row in (None if request.in_place else source, target))
             given = taken if request.in_place else given
             graphs.buffered[key] = yield from self._capture(call, given, taken, own)
-        self._replay(request, source, target, stream, graphs.buffered[key])
+        in_order(self._replay(request, source, target, graphs.buffered[key]), stream)
 
     def launcher(self, call: Call, source: Any, target: Any) -> CallLauncher | None:
         """Return a function that launches the graph of a call on these arrays; without graphs see `_awaited`."""
         if not self.captures and not self._device.asynchronous:
             return self._awaited(call, source, target)
-        direct = self._graphs.direct.get(place_of(call.request, source, target))
-        return None if direct is None else direct.launch
+        request, graphs = call.request, self._graphs
+        direct = graphs.direct.get(place_of(request, source, target))
+        if direct is not None:
+            return direct.launch
+        kept = None if request.cut.lengths else graphs.buffered.get((_signature(request), request.in_place))
+        return None if kept is None else functools.partial(in_order, self._replay(request, source, target, kept))
 
     def _awaited(self, call: Any, source: Any, target: Any) -> CallLauncher:
         """Return a function that carries out a call on the emulated device between threads, which the host awaits."""
@@ -168,9 +172,6 @@ class NcclExecutor(Executor):
         self._graphs.clear()
         self._workspace.clear()
         self._captured.clear()
-
-    def _enqueue(self, call: NcclScheduleCall, stream: Stream, source: Any, target: Any) -> Operation:
-        yield from self._walk(self._nodes(call, source, target, stream), stream)
 
     def _nodes(self, call: NcclScheduleCall, source: Any, target: Any, stream: Stream) -> list[BoundNodes]:
         """Return the nodes of a call on given memory, after a first one without messages, for a copy of the input."""
@@ -228,14 +229,13 @@ class NcclExecutor(Executor):
         return {"input": address(source), "output": address(target),
                 **{name: address(workspace.row(name, nbytes, stream)) for name, nbytes in wanted.items()}}
 
-    def _replay(self, request: CallRequest, source: Any, target: Any, stream: Stream, kept: Replay) -> None:
-        kernels, width = self._device.kernels, request.dtype.itemsize
-        if source is not None:
-            kernels.copy(address(source), kept.source, source.size, width, stream)
-        kept.launch(stream)
+    def _replay(self, request: CallRequest, source: Any, target: Any, kept: Replay) -> list[Enqueue]:
+        """Return what enqueues a graph on private buffers: a copy of the input, the graph, a copy of the result."""
+        copiers, width = self._device.kernels.copiers, request.dtype.itemsize
+        given = [] if source is None else copiers(address(source), kept.source, source.size, width)
         # The root of a broadcast keeps its own data.
-        if target is not None and not (request.collective == "broadcast" and source is not None):
-            kernels.copy(kept.target, address(target), target.size, width, stream)
+        stays = target is None or (request.collective == "broadcast" and source is not None)
+        return [*given, kept.launch, *([] if stays else copiers(kept.target, address(target), target.size, width))]
 
     def _capture(self, call: NcclScheduleCall, source: Any, target: Any, stream: Stream | None = None) -> Any:
         """Return the call captured from `source` to `target`; all memory is allocated before the capture."""
@@ -247,7 +247,7 @@ class NcclExecutor(Executor):
         stream.begin_capture()
         self._is_own_capture = True
         try:
-            yield from self._enqueue(call, stream, source, target)
+            yield from self._walk(self._nodes(call, source, target, stream), stream)
         finally:
             self._is_own_capture = False
             graph = stream.end_capture()
@@ -261,6 +261,12 @@ class NcclExecutor(Executor):
         while len(self._events) <= number:
             self._events.append(self._device.new_event())
         return self._events[number]
+
+
+def in_order(steps: Sequence[Enqueue], stream: Stream) -> None:
+    """Enqueue all steps on a stream."""
+    for enqueue in steps:
+        enqueue(stream)
 
 
 def nodes_of(plan: Plan) -> list[GraphNode]:

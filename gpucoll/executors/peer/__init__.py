@@ -104,7 +104,6 @@ class PeerCall(Call):
     def _awaited(self, launches: list[Enqueue], stream: Any) -> Operation:
         """Enqueue the call, and wait for its end: then the host looks at the control record. For a GPU see `Gpu.check`.
         """
-        self._peer.check()
         for launch in launches:
             launch(stream)
         yield from self._device.settle(stream)

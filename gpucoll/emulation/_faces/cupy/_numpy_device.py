@@ -1,7 +1,6 @@
 """The GPU of a rank with GPUCOLL_DEVICE=emulated: NumPy arrays, on which gpucoll's device code works as on a GPU's."""
 
 import functools
-import math
 
 import numpy
 
@@ -36,9 +35,10 @@ class EmulatedDevice(CudaDevice):
     channels = staticmethod(lambda ranks: CHANNELS)
     moves_rows = is_current = staticmethod(lambda _: True)
     is_blocking = staticmethod(lambda stream: False)
+    place = staticmethod(lambda array: array.__array_interface__["data"][0])
     owns = staticmethod(lambda array: None if isinstance(array, numpy.ndarray) else "on a GPU")
-    array_on = staticmethod(lambda block, shape, dtype: numpy.asarray(block)[:math.prod(shape) * dtype.itemsize].view(
-        dtype).reshape(shape))
+    array_on = staticmethod(lambda block, shape, dtype: numpy.asarray(block)[
+        :int(numpy.prod(shape)) * dtype.itemsize].view(dtype).reshape(shape))
 
     def stream(self, given):
         """Return the main stream for None and for any CUDA stream, so that GPU programs run unchanged."""
@@ -52,9 +52,8 @@ class EmulatedDevice(CudaDevice):
         source = text(*family(instance))
         return str(user_store().path(source, ".so", functools.partial(compile_shared, source), flags=recipe()))
 
-    def empty(self, shape, dtype, stream):
-        shape = (shape,) if isinstance(shape, int) else shape
-        row = super().empty(max(1, math.prod(shape) * dtype.itemsize), "u1", stream)
+    def new_array(self, shape, dtype):
+        row = CudaDevice.new_array(max(1, int(numpy.prod(shape)) * dtype.itemsize), "u1")
         return self.array_on(Owner(row), shape, dtype)
 
     def fill(self, row, value, stream):
