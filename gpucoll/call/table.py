@@ -420,7 +420,7 @@ class Calls:
         until the end of the call if the function `borrows` them: see `DeviceSpace`.
         """
         call, record, nbytes, launches = known.call, self._core.record, known.call.request.nbytes, known.launches
-        sums, is_x = record.python[kind_of(call.request)], call.request.has_output
+        sums, is_x, allocates = record.python[kind_of(call.request)], call.request.has_output, known.allocates
         device, active, ordinal, place = gpu.device, gpu.device.active, gpu.device.ordinal, gpu.device.place
         enqueue = functools.partial(self._waits.at_once, self._enqueuer(gpu, call, sums), call.request.collective)
 
@@ -438,8 +438,8 @@ class Calls:
             if active() != ordinal or stream.is_capturing():
                 return NotImplemented
             result = x if out is None and is_x else out
-            if known.allocates:
-                result = device.empty(*known.allocates, stream) if borrows else device.new_array(*known.allocates)
+            if allocates:
+                result = device.empty(*allocates, stream) if borrows else device.new_array(*allocates)
             found = found or launches.get((place(x), result is not None and place(result)))
             launch, output = found or bind(x, result)
             if output is not None and output.owner() is None:  # another array now uses this memory

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucoll.device import DeviceTransport, Event, GroupPart, Waiting
-from gpucoll.device.gpus import cupy
 from gpucoll.errors import BackendError, MismatchError, UsageError
 
 
@@ -83,5 +82,4 @@ class LocalTransport(DeviceTransport):
             raise BackendError(f"rank {part.peer} sent {offer.nbytes} bytes, expected {part.nbytes}", code="GC-SHAPE",
                                ranks=(part.peer,))
         else:
-            runtime = cupy.cuda.runtime
-            runtime.memcpyAsync(part.address, offer.address, part.nbytes, runtime.memcpyDeviceToDevice, stream.ptr)
+            self._device.kernels.copy(offer.address, part.address, part.nbytes, 1, stream)
