@@ -96,9 +96,12 @@ class DeviceTransport(Protocol):
 
     def check(self) -> None:
         """Raise BackendError if the transport has failed; substitutes for NCCL raise errors in `group` instead."""
+        return
 
     def close(self, *, captured: bool) -> None:
         """Free all resources, on every rank in the same order; `captured`: a user's graph may use the transport."""
+        return
 
     def abort(self) -> None:
         """End the groups under way without the other ranks; nothing to do if none waits for another rank."""
+        return

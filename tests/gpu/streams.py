@@ -213,8 +213,7 @@ def passes(comm, algorithm):
         for _ in range(9):
             comm.barrier()  # the comparison of the call before has ended
             with stream:
-                counts.append(passed(lambda given=given, named=named: comm.all_reduce(
-                    x, given, algorithm=algorithm, stream=named)))
+                counts.append(passed(lambda y=given, on=named: comm.all_reduce(x, y, algorithm=algorithm, stream=on)))
         found.append(min(counts))
     return found
 
