@@ -46,8 +46,10 @@ class TCPStore:
     >>> import gpucoll.distributed as dist
     >>> store = dist.TCPStore("127.0.0.1", 0, is_master=True)
     >>> store.set("key", "value")
-    >>> store.get("key"), store.add("count", 2)
+    >>> other = dist.TCPStore("127.0.0.1", store.port)
+    >>> other.get("key"), other.add("count", 2)
     (b'value', 2)
+    >>> other.close()
     >>> store.close()
     """
 
@@ -59,6 +61,7 @@ class TCPStore:
         self._server = _OpenServer.at((host_name, port), 0, token) if is_master else None
         self.port: int = port if self._server is None or self._server.hub is None else self._server.hub.port
         if self._server is not None:
+            self._server.token = token = text_of((host_name, self.port))  # the system may have chosen the port
             kept(self._server)
         seconds, deadline = timeout.total_seconds(), time.monotonic() + timeout.total_seconds()
         self._client: StoreClient | None = None
