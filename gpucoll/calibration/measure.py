@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import pickle
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,22 +22,26 @@ import numpy
 
 from gpucoll.communicator import Communicator
 from gpucoll.errors import CollectiveTimeout
+from gpucoll.internal import link_of
 from gpucoll.transport.rendezvous import becomes, wait_for_all
 
 
 class HostRanks:
-    """The ranks of a communicator without MPI, with mpi4py's names of the calls used to measure."""
+    """The ranks of a communicator without MPI, with mpi4py's names of the calls used to measure.
+
+    Objects go through the link: the communicator measured may have an executor that takes GPU arrays only.
+    """
 
     def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
+        self._comm, self._ranks = comm, link_of(comm).mpi
         self.rank: int = comm.rank
         self.size: int = comm.size
 
     def allgather(self, value: Any) -> list[Any]:
-        return self._comm.all_gather_object(value)
+        return [pickle.loads(one) for one in self._ranks.allgather(pickle.dumps(value))]
 
     def bcast(self, value: Any, root: int = 0) -> Any:
-        return self._comm.broadcast_object(value, root)
+        return self.allgather(value if self.rank == root else None)[root]
 
     def Barrier(self) -> None:
         self._comm.barrier()

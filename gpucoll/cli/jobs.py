@@ -27,7 +27,7 @@ from gpucoll.cli import mpi_jobs, standalone
 from gpucoll.cli.arguments import Parser, at_least, refuse
 from gpucoll.core.output import say
 from gpucoll.device.gpus import gpu_count
-from gpucoll.launch import launchers, places
+from gpucoll.launch import binding, launchers, places
 from gpucoll.launch.places import address_of, text_of
 
 PROGRAM = "gpucoll run"
@@ -64,6 +64,9 @@ def parser() -> Parser:
                         help="ranks on each host (1): a number; gpu or cpu: the number of this host's GPUs or "
                              "processors; auto: gpu if there is a GPU, else cpu")
     flags.add_argument("--hosts", type=_hosts, default=(), metavar="a,b", help="hosts (this host)")
+    flags.add_argument("--bind", choices=binding.WAYS, default="auto",
+                       help="processors of a rank: those of one core, or of one NUMA node, near the rank's GPU; numa "
+                            "is the default if a host has as many ranks as GPUs or cores, otherwise none")
     flags.add_argument("--standalone", action="store_true", help="this host only, without MPI")
     flags.add_argument("--survive", action="store_true",
                        help="without MPI: a failed rank does not end the others; the exit code is 0 if any rank "
@@ -156,7 +159,10 @@ def _rank_command(job: argparse.Namespace, *place: str) -> list[str]:
     variables, and the store of ranks on several hosts, else "".
     """
     how = ["--module"] if job.module else []
-    return [sys.executable, "-m", "gpucoll.cli.jobs", *how, *place, job.script, *job.arguments]
+    is_whole = len(binding.numa_nodes(os.sched_getaffinity(0))) == 1 and not job.hosts  # other hosts see for themselves
+    has_choice = job.bind == "core" or not (job.bind == "none" or is_whole)
+    bound = [sys.executable, "-IS", binding.__file__, job.bind] if has_choice else []
+    return [*bound, sys.executable, "-m", "gpucoll.cli.jobs", *how, *place, job.script, *job.arguments]
 
 
 def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:

@@ -31,6 +31,7 @@ from gpucoll.doctor import facts, graph_file, probes, remarks
 from gpucoll.doctor.remarks import Report
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.launch import bootstrap
+from gpucoll.launch.binding import near, text_of
 from gpucoll.launch.launchers import RUN, launched
 from gpucoll.launch.places import store_place
 
@@ -123,16 +124,17 @@ def _rank_facts(comm: Any = None) -> Report:
     """Return the facts known to one rank; only the first rank of a host describes the host."""
     # The launcher may have its own name for the host.
     name = os.environ.get("PMI_HOSTNAME") or os.environ.get("PMIX_HOSTNAME") or socket.gethostname()
+    pci = _pci(comm and comm.device)
     return {"name": name, "versions": facts.versions(), "cores": os.sched_getaffinity(0),
-            "device": comm and comm.device, "pci": _pci(comm and comm.device),
+            "device": comm and comm.device, "pci": pci and numbered(pci), "near": near(pci or ""),
             "host": facts.host() if comm is None or comm.local_rank == 0 else None}
 
 
-def _pci(ordinal: int | None) -> int | None:
-    """Return the number of a GPU's PCI id, None if unknown."""
+def _pci(ordinal: int | None) -> str | None:
+    """Return a GPU's PCI id, None if unknown."""
     # The doctor also reports on machines where CUDA fails.
     with contextlib.suppress(Exception):
-        return None if ordinal is None else numbered(gpus.describe_gpu(ordinal).pci)
+        return None if ordinal is None else gpus.describe_gpu(ordinal).pci
     return None
 
 
@@ -142,11 +144,22 @@ def _assemble(everyone: Sequence[Report], mpi: facts.Findings) -> Report:
     for number, rank in enumerate(everyone):
         ranks[rank["name"]].append(number)
     hosts = [{"name": name, "ranks": members, "cores": len(set().union(*(everyone[rank]["cores"] for rank in members))),
+              "bound": _bound(everyone, members), "far": [
+                  rank for rank in members if everyone[rank]["near"] and everyone[rank]["near"].isdisjoint(
+                      everyone[rank]["cores"])],
               **everyone[members[0]]["host"].facts, "missing": everyone[members[0]]["host"].missing}
              for name, members in ranks.items()]
     versions, missing = everyone[0]["versions"]
     return {"schema": 3, "ranks": len(everyone), "versions": versions, "mpi": mpi.facts, "hosts": hosts, "links": None,
             "self_test": {}, "missing": {**missing, **mpi.missing}}
+
+
+def _bound(everyone: Sequence[Report], members: Sequence[int]) -> dict[str, list[int]]:
+    """Return the ranks of a host that have the same processors, by the processors."""
+    found = defaultdict(list)
+    for rank in members:
+        found[text_of(everyone[rank]["cores"])].append(rank)
+    return dict(found)
 
 
 def _test_self(comm: Any, findings: Report, without_gpu: Sequence[int]) -> None:

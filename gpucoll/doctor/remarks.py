@@ -89,6 +89,9 @@ def _of_host(host: Report) -> Iterator[Remark]:
     if len(host["ranks"]) > host["cores"]:
         yield ADVICE, "GC-CORES", (f"{who} share {host['cores']} cores of {name}: they wait for each other more than "
                                    "for messages")
+    if host["far"]:
+        yield ADVICE, "GC-CORES", (f"{named(host['far'])} of {name} may not use the processors near their GPUs: "
+                                   "gpucoll run --bind numa")
     for index, gpu in enumerate(host["gpus"] or ()):
         where = f"GPU {index} ({gpu['pci']}) of {name}"
         if gpu["nvlinks"] and gpu["nvlinks"]["down"]:
@@ -119,6 +122,8 @@ def facts(report: Report) -> Iterator[str]:
     for host in report["hosts"]:
         yield from paragraph("host", f"{host['name']}: {named(host['ranks'])}; {host['cores']} cores; /dev/shm has "
                                      f"{(host['shm_free'] or 0) / 2**30:.1f} GiB free; engine: {host['engine']}")
+        yield from paragraph("binding", "; ".join(f"{named(ranks)}: processors {cores}"
+                                                  for cores, ranks in host["bound"].items()))
         for index, gpu in enumerate(host["gpus"] or ()):
             links = "{up} NVLinks up, {down} down".format(**gpu["nvlinks"]) if gpu["nvlinks"] else "NVLinks unknown"
             free = f"{(gpu['free_bytes'] or 0) / 2**30:.1f} GiB free"

@@ -140,6 +140,21 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
     return next((int(environment[name]) for name in LOCAL_RANKS if environment.get(name, "").isdecimal()), None)
 
 
+def local_place(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
+    """Return the number of this process among the ranks of the host, and their number; None if no launcher tells.
+
+    >>> local_place({"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"})
+    (1, 4)
+    """
+    own = [environment.get(name, "") for name in TORCHRUN[2:]]
+    if RUN in environment and all(map(str.isdecimal, own)):
+        return int(own[0]), int(own[1])
+    process = started(environment)
+    if process is None or process.local_rank is None or process.local_size is None:
+        return None
+    return process.local_rank, process.local_size
+
+
 def launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
     """Return the number of ranks and this process' rank, as told by the launcher; (1, 0) without a launcher."""
     if RUN in environment and environment.get("WORLD_SIZE", "").isdecimal():  # without MPI
@@ -226,15 +241,17 @@ def mpiexec_options(vendor: Vendor | None, *, per_host: int = 1, hosts: Sequence
     """Return mpiexec's options after ``-n``, for `per_host` ranks on each of `hosts`, or on this host without hosts.
 
     Open MPI needs an option to run more ranks than cores (`oversubscribe`), which also gives the ranks of a host
-    consecutive numbers, and an option to run as `root` (None: find out).
+    consecutive numbers, and an option to run as `root` (None: find out). Open MPI's and Intel's mpiexec would bind
+    ranks to processors unless told not to; see `binding`.
 
     >>> mpiexec_options(vendor_of("HYDRA"), per_host=2, hosts=("a", "b"))
     ['-hosts', 'a,b', '-ppn', '2']
     >>> mpiexec_options(vendor_of("Open MPI"), root=True)
-    ['--map-by', 'slot:OVERSUBSCRIBE', '--allow-run-as-root']
+    ['--bind-to', 'none', '--map-by', 'slot:OVERSUBSCRIBE', '--allow-run-as-root']
     """
     if vendor is None or vendor.name != "openmpi":
-        return ["-hosts", ",".join(hosts), "-ppn", str(per_host)] if hosts else []
+        unbound = ["-genv", "I_MPI_PIN", "0"] if vendor and vendor.name == "impi" else []
+        return [*unbound, *(["-hosts", ",".join(hosts), "-ppn", str(per_host)] if hosts else [])]
     root = os.geteuid() == 0 if root is None else root
-    return [*(["--host", ",".join(f"{host}:{per_host}" for host in hosts)] if hosts else []),
+    return ["--bind-to", "none", *(["--host", ",".join(f"{host}:{per_host}" for host in hosts)] if hosts else []),
             *(["--map-by", "slot:OVERSUBSCRIBE"] if oversubscribe else []), *(["--allow-run-as-root"] if root else [])]

@@ -49,6 +49,15 @@ def test_without_mpi_every_command_works(tmp_path):
     assert " on shared" in explained.partition("choice: ")[2]
 
 
+def test_without_mpi_a_benchmark_measures_executors_of_gpus(tmp_path):
+    """The facts of the ranks, on the host, go another way than the arrays."""
+    (tmp_path / "bench.py").write_text("import sys\nimport gpucoll.bench.__main__ as bench\n"
+                                       "sys.exit(bench.main(sys.argv[1:]))\n")
+    job = gpucoll_run("--standalone", "-n", 2, "-m", "gpucoll", "emulate", "--gpus", 2, "bench.py", "all_reduce", "-b",
+                      8, "-e", 8, "--device", "cuda", "--executor", "peer", cwd=tmp_path, env=without_mpi4py(tmp_path))
+    assert re.search(r"\n +8 +2 +float +sum .* 0\n", job.stdout), job.stdout + job.stderr
+
+
 def test_alone_it_is_one_json_object_that_says_nothing_of_the_user(launcher):
     job = run_job([sys.executable, "-c", QUICK.format("pass"), "--json"], seconds(60),
                   {"USER": "annelore", "LOGNAME": "annelore", "API_TOKEN": "s3cr3t"})

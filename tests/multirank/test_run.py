@@ -1,12 +1,14 @@
 """`gpucoll run`: torchrun's variables, the program run as by Python, command lines, and wrong arguments."""
 
 import json
+import os
 import sys
 from argparse import Namespace
 
 import pytest
 
 from gpucoll.cli import jobs
+from gpucoll.launch.binding import processors
 from harness.commands import gpucoll_run
 from harness.refusals import refused
 
@@ -53,6 +55,26 @@ def test_the_program_finds_what_torchrun_would_tell_it(launcher, script, options
         assert one["arguments"] == ["show.py", *given]
 
 
+BOUND = """
+import os
+own = sorted(os.sched_getaffinity(0))
+import json
+import gpucoll as gc
+with gc.init(executor="shared") as comm:
+    comm.barrier()
+    print(json.dumps([own, comm._core.host.executors[0].node_ranks.has_core]) + "\\n", end="")
+"""
+
+
+@pytest.mark.parametrize("how", [[], ["--standalone"]])
+def test_a_rank_bound_to_a_core_has_it_alone(launcher, script, how):
+    """Under mpiexec and without MPI, from the program's first line on; and the engine may spin there."""
+    allowed = os.sched_getaffinity(0)
+    job = gpucoll_run(*how, "-n", 2, "--bind", "core", "show.py", cwd=script(BOUND))
+    expected = [[sorted(processors("core", rank, 2, allowed)), len(allowed) > 1] for rank in range(2)]
+    assert sorted(map(json.loads, job.stdout.splitlines())) == sorted(expected), job.stderr
+
+
 def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(jobs, "gpu_count", lambda: 0)
@@ -66,16 +88,16 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypa
         assert words in refused(capsys, jobs.main, arguments, "gpucoll run")
 
 
-HERE = Namespace(nproc_per_node=3, hosts=(), script="x.py", arguments=["-v"], module=False)
+HERE = Namespace(bind="none", nproc_per_node=3, hosts=(), script="x.py", arguments=["-v"], module=False)
 THERE = Namespace(**{**vars(HERE), "nproc_per_node": 2, "hosts": ("a", "b"), "arguments": []})
 
 
 @pytest.mark.parametrize(("version", "job", "root", "options"), [
     ("HYDRA build details:", HERE, True, ["-n", "3"]),
-    ("Intel(R) MPI Library", THERE, False, ["-n", "4", "-hosts", "a,b", "-ppn", "2"]),
-    ("mpiexec (Open MPI) 5.0", HERE, False, ["-n", "3", "--map-by", "slot:OVERSUBSCRIBE"]),
-    ("mpiexec (Open MPI) 5.0", THERE, True, ["-n", "4", "--host", "a:2,b:2", "--map-by", "slot:OVERSUBSCRIBE",
-                                             "--allow-run-as-root"]),
+    ("Intel(R) MPI Library", THERE, False, ["-n", "4", "-genv", "I_MPI_PIN", "0", "-hosts", "a,b", "-ppn", "2"]),
+    ("mpiexec (Open MPI) 5.0", HERE, False, ["-n", "3", "--bind-to", "none", "--map-by", "slot:OVERSUBSCRIBE"]),
+    ("mpiexec (Open MPI) 5.0", THERE, True, ["-n", "4", "--bind-to", "none", "--host", "a:2,b:2", "--map-by",
+                                             "slot:OVERSUBSCRIBE", "--allow-run-as-root"]),
 ])
 def test_every_vendors_command_line(version, job, root, options):
     found = jobs.command("mpiexec", version, job, "--launcher=x", "a:1", root=root)

@@ -95,8 +95,9 @@ def examined(size=4, links=None, **changes):
         "versions": {"numpy": "2.4.6", "cupy": None, "nccl": None, "cuda_runtime": None, "cuda_driver": None},
         "mpi": {"store": False, "library": "MPICH 5.0.2", "launcher": "MPICH's mpiexec", "launched": size,
                 "mpiexec": None, "mismatch": None, "match": True},
-        "host": {"name": "a", "ranks": list(range(size)), "cores": 8, "shm_free": 60 * GIB, "engine": "installed",
-                 "gpus": None, "missing": {"gpus": "no pynvml", "shm_free": "no folder", "engine": "there is none"}},
+        "host": {"name": "a", "ranks": list(range(size)), "cores": 8, "bound": {"0-7": list(range(size))}, "far": [],
+                 "shm_free": 60 * GIB, "engine": "installed", "gpus": None,
+                 "missing": {"gpus": "no pynvml", "shm_free": "no folder", "engine": "there is none"}},
         "test": {"calls": 100, "collectives": 16, "seconds": 2.0, "faults": []}, "missing": {}}
     for name, value in changes.items():
         place, _, key = name.partition(".")
@@ -124,6 +125,8 @@ def test_where_all_is_well_nothing_is_said():
     ({"host.shm_free": 60 << 20}, "GC-SHM", False, "--shm-size=1g"),
     ({"host.engine": None}, "GC-ENGINE", True, "a: there is none"),
     ({"host.cores": 2}, "GC-CORES", False, "ranks 0, 1, 2, 3 share 2 cores of a"),
+    ({"host.bound": {"0-3": [0, 2], "4-7": [1, 3]}, "host.far": [1, 2]}, "GC-CORES", False,
+     "ranks 1, 2 of a may not use the processors near their GPUs: gpucoll run --bind numa"),
     ({"test.faults": [FAULT]}, "GC-RESULT", True, "self-test on cpu: scan, ring: 1 elements are wrong on rank 2"),
     ({**CUDA, "versions.cuda_driver": "12.9"}, "GC-NO-GPU", True, "CUDA 12.9, older than CuPy's 13.4"),
     ({**CUDA, "versions.nccl": None, "missing.nccl": "no libnccl"}, "GC-NCCL", False, "no libnccl"),

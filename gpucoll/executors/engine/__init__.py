@@ -133,14 +133,13 @@ class NodeEngine(Executor):
         if node_ranks.maps:
             # A waiting rank may spin only if no other rank needs its core.
             cores, threads = len(os.sched_getaffinity(0)), [*node_ranks.processes.values()].count(os.getpid())
-            has_core = self._link.place.local_size <= cores
             heads, keys, processes = (
                 tuple(of(rank) if rank in node_ranks.all else 0 for rank in range(self._size))
                 for of in (lambda rank: address(node_ranks.controls[rank]), node_ranks.keys.get,
                            node_ranks.processes.get))
             self.engine = library().Engine(
                 executor=self, errors=GpucollError, rank=node_ranks.rank, check=self._check, process=os.getpid(),
-                spins=has_core, crowd=-(-threads // cores), copies=node_ranks.copies, first=node_ranks.first,
+                spins=node_ranks.has_core, crowd=-(-threads // cores), copies=node_ranks.copies, first=node_ranks.first,
                 workspace_bytes=SMALL, boxes=node_ranks.boxes, heads=heads, keys=keys, processes=processes)
             self._record()
             # Whether the call under way has ended; `patient` waits a short time, for a thread that waits alone.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import zlib
 from typing import Any
 
 import numpy
@@ -73,6 +74,7 @@ class NodeRanks:
         self._copier = Copier()
         self.maps: bool = False  # whether all pairs can map memory
         self.copies: bool = False  # whether all pairs can copy it
+        self.has_core: bool = False  # whether no other rank needs this rank's core
 
     def reserve(self, buffer: int, nbytes: int) -> None:
         """Reserve memory for `nbytes` in both workspaces of a buffer; raise OSError if the system has none."""
@@ -118,10 +120,16 @@ class NodeRanks:
         token = numpy.array([secrets.randbits(62)], numpy.int64)
         self.words[self.rank][TOKEN] = int(token[0])
         ranks = sorted(self.all)
-        facts = yield from exchange(wire, self.rank, ranks, [os.getpid(), self.keys[self.rank], int(token[0]),
-                                                             address(token), self._refused])
+        cores = os.sched_getaffinity(0)
+        facts = yield from exchange(wire, self.rank, ranks, [
+            os.getpid(), self.keys[self.rank], int(token[0]), address(token), self._refused, len(cores),
+            zlib.crc32(str(sorted(cores)).encode())])
         refused = {rank: row[4] for rank, row in zip(ranks, facts, strict=True)}
         _raise_refusals(refused)
+        # Bound ranks have the same processors, or none in common; nothing is known if they exceed the host's.
+        sharing = [row[5:7] for row in facts]
+        is_apart = sum({which: count for count, which in sharing}.values()) <= (os.cpu_count() or 1)
+        self.has_core = (sharing.count(sharing[ranks.index(self.rank)]) if is_apart else len(ranks)) <= len(cores)
         able = [self._try(other, *row[:4]) for other, row in zip(ranks, facts, strict=True) if other != self.rank]
         mine = [int(all(column)) for column in zip(*able, strict=True)] or [1, 1]
         rows = yield from exchange(wire, self.rank, ranks, mine)
