@@ -47,7 +47,7 @@ from gpucoll.core.dtypes import Dtype, are_whole, code_of, is_whole, numpy_dtype
 from gpucoll.core.forest import Forest, SpanningTree, turned
 from gpucoll.core.formats import FORMATS, Format, Values, format_of, magnitudes, nearest_code
 from gpucoll.core.ops import op_of
-from gpucoll.core.schedule import Round, Rounds, Schedule, Send, Slice, ends
+from gpucoll.core.schedule import Round, Rounds, Schedule, Send, Slice
 from gpucoll.core.signature import Signature, code_of_difference
 from gpucoll.core.topology import factors, group, in_order_tree, members_of
 from gpucoll.core.transfers import PieceMessage, Transfers, backwards
@@ -68,7 +68,6 @@ from gpucoll.progress.operations import Operation, Pending, ProbeResult, Work
 from gpucoll.progress.partners import End
 from gpucoll.progress.waits import Progress
 from gpucoll.simulator import MANY, Prediction, Topology, load, replayed_seconds, simulate, simulate_sizes
-from gpucoll.simulator.routes import Flows
 from gpucoll.transport.mailbox import Mailbox, ThreadMessages
 from gpucoll.tuner import segments
 from gpucoll.verify.symbolic import Proof, SymbolicMemory, Turn, contributions, prove

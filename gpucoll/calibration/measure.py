@@ -234,15 +234,3 @@ class PairLink:
             if not becomes(request.Test, self._timeout, interval=0.0):
                 raise CollectiveTimeout(f"link test: rank {self._mpi.rank} received nothing from rank {self._peer} for "
                                         f"{self._timeout:g} s")
-
-
-def exchange(mpi: Any, timeout: float, offsets: Sequence[int]) -> Callable[[], None]:
-    """Return a function, collective, by which each rank sends `PIECE` bytes to the ranks at `offsets`."""
-    ends = [(PairLink(mpi, (mpi.rank + sign * offset) % mpi.size, timeout), numpy.zeros(PIECE, numpy.uint8), sign > 0)
-            for sign in (-1, 1) for offset in offsets]
-
-    def call() -> None:
-        for link, request in [(link, link.post(buffer, sends=sends)) for link, buffer, sends in ends]:
-            link.wait(request)
-
-    return call

@@ -1,26 +1,20 @@
 """`gpucoll doctor --topology F.toml`: the graph of a job's ranks and links, for `bound`, `synthesize`, `simulate`.
 
-Links between ranks without GPUs, and between hosts, have the figures of the doctor's messages. Between hosts,
-bandwidths are those with all ranks at work: the simulated time in which each rank sends to the next rank is the
-measured time. `sharing` does the same for an exchange of all with all. Links between GPUs of a host are NVML's:
-NVLinks at their speed, and PCI Express for a GPU without NVLink. NVML knows no latency: 0.7 us for an NVLink and 1.3 us
-for PCI Express, as for the named graphs.
+Links between ranks without GPUs, and between hosts, have the figures of the doctor's messages. Links between GPUs of a
+host are NVML's: NVLinks at their speed, and PCI Express for a GPU without NVLink. NVML knows no latency: 0.7 us for an
+NVLink and 1.3 us for PCI Express, as for the named graphs.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from gpucoll.core.schedule import Recv, Round, Schedule, Send, Slice
 from gpucoll.errors import ArgumentError, BackendError
-from gpucoll.lab.graphs.flows import seconds_on
-from gpucoll.lab.graphs.link_graph import LinkGraph, graph_of
+from gpucoll.lab.graphs.link_graph import graph_of
 from gpucoll.lab.graphs.named import NIC, NVLINK
 
 SWITCH = "switch"  # the other end of a GPU's links to NVSwitches
@@ -35,31 +29,11 @@ def write(path: Path, report: Mapping[str, Any], gpus: Sequence[int | None]) -> 
     BackendError if the file cannot be written.
     """
     table = graph(report, gpus)
-    made = graph_of(path.stem, table)  # raises for a graph in which a rank has no links
-    exchange = report["links"] and report["links"].get("exchange")
-    if gpus and exchange:
-        made = made._replace(sharing=Fraction(1))
-        busy, share = (min(1.0, _exchange_seconds(made, exchange["bytes"], range(1, end)) / exchange[key])
-                       for key, end in (("shift_seconds", 2), ("seconds", made.ranks)))
-        table["sharing"] = float(f"{min(1.0, share / busy):.3g}")
-        for link in table["links"]:
-            if link["to"] == NETWORK:
-                link["GBps"] = float(f"{busy * link['GBps']:.3g}")
+    graph_of(path.stem, table)  # raises for a graph in which a rank has no links
     try:
         path.write_text("\n".join(_lines(table)) + "\n")
     except OSError as error:
         raise BackendError(f"doctor: {path}: {error.strerror}", code="GC-FILE") from error
-
-
-def _exchange_seconds(graph: LinkGraph, nbytes: int, offsets: Sequence[int]) -> float:
-    """Return the simulated seconds in which each rank sends so many bytes to the ranks at `offsets`."""
-    def rounds(rank: int) -> list[Round]:
-        return [tuple(step(Slice("output", 0), (rank + sign * offset) % graph.ranks)
-                      for step, sign in ((Send, 1), (Recv, -1)) for offset in offsets)]
-
-    return seconds_on(graph, [Schedule("all_to_all", "exchange", rank, graph.ranks, graph.ranks,
-                                       functools.partial(rounds, rank)) for rank in range(graph.ranks)],
-                      graph.ranks * nbytes)
 
 
 def graph(report: Mapping[str, Any], gpus: Sequence[int | None]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,20 +19,13 @@ from gpucoll.errors import ArgumentError, UsageError
 FACTOR = 3.0  # a link worse than the better links of the same kind by this factor is slow
 SLACK = 50.0  # microseconds of latency tolerated in addition, since the scheduler of the host may cause this delay
 
-MOST_EXCHANGING = 32  # ranks that exchange all with all
-
 
 def links(mpi: Any, hosts: Sequence[str], timeout: float) -> dict[str, Any]:
     """Measure the links between all pairs of ranks; return the `verdict`, the same on all ranks. A collective call."""
     def slow(known: Mapping[Pair, Figures]) -> list[Pair]:
         return [(link["ranks"][0], link["ranks"][1]) for link in verdict(known, hosts)["pairs"] if link["slow"]]
 
-    found = verdict(measure.links(mpi, hosts, timeout, slow), hosts)
-    if len(set(hosts)) > 1 and mpi.size <= MOST_EXCHANGING:
-        calls = [measure.exchange(mpi, timeout, range(1, end)) for end in (2, mpi.size)]
-        shift, seconds = (float(f"{statistics.median(taken):.3g}") for taken in measure.samples(mpi, calls, 0.0))
-        found["exchange"] = {"bytes": measure.PIECE, "shift_seconds": shift, "seconds": seconds}
-    return found
+    return verdict(measure.links(mpi, hosts, timeout, slow), hosts)
 
 
 def verdict(figures: Mapping[Pair, Figures], hosts: Sequence[str]) -> dict[str, Any]:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpucoll.errors import ArgumentError
-from gpucoll.internal import Rounds, Schedule, Transfers, loaded, schedules, simulate, xml
+from gpucoll.internal import Rounds, Schedule, Transfers, loaded, replayed_seconds, schedules, simulate, xml
 from gpucoll.lab.document import write
-from gpucoll.lab.graphs.flows import seconds_on
 from gpucoll.lab.graphs.link_graph import LinkGraph, load_graph
 from gpucoll.lab.graphs.link_order import in_link_order
 from gpucoll.lab.graphs.synthesis import Synthesis, synthesis
@@ -96,7 +95,7 @@ class Maker:
 
     def seconds(self, chunks: int, rounds: Callable[[int], Rounds]) -> float:
         """Return the predicted time."""
-        return seconds_on(self.graph, self.schedules(chunks, rounds), self.nbytes)
+        return replayed_seconds(self.schedules(chunks, rounds), self.graph.routes(self.graph.ranks), self.nbytes)
 
     def trees(self, made: Synthesis) -> Made:
         """Return the algorithm of spanning trees."""

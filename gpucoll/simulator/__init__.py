@@ -175,10 +175,7 @@ def simulate_sizes(collective: str, algorithm: str, size: int, sizes: Sequence[i
 
 def replayed_seconds(schedules: Sequence[Schedule], routes: AnyRoutes, nbytes: int) -> float:
     """Return the predicted time of the schedules of all ranks, which need no name in the registry, in seconds."""
-    chunk = nbytes / schedules[0].chunks
-    if routes.flows is not None:
-        return sum(routes.flows(schedules, chunk))
-    return sum(_replayed(waves_of(schedules), routes, [chunk])[0])
+    return sum(_replayed(waves_of(schedules), routes, [nbytes / schedules[0].chunks])[0])
 
 
 def _case(collective: str, algorithm: str, size: int, topology: Topology | Links | None, root: int,
@@ -198,9 +195,6 @@ def _run(case: Scenario, routes: AnyRoutes, chunks: Sequence[float]) -> list[lis
     """Return latency, bandwidth and reduction for each length of a chunk, by the fastest method available."""
     if case.size == 1:
         return [[0.0, 0.0, 0.0] for _ in chunks]
-    if routes.flows is not None:
-        ranks = [case.schedule(rank) for rank in range(case.size)]
-        return [routes.flows(ranks, chunk) for chunk in chunks]
     everyone = case.everyone()
     if isinstance(routes, Routes) and routes.uniform and (
             case.size > MANY and not case.entry.own if everyone is None else case.size > MANY or not few_enough(case)):

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol, TypeAlias
 
 import numpy
 
 from gpucoll.core.dtypes import Array
-from gpucoll.core.schedule import Schedule
 from gpucoll.simulator.topologies import Level, Topology
 
 LinkUses: TypeAlias = Iterator[tuple[Array, Array]]  # indices of messages, and one link used by each of the messages
 
 
-Flows: TypeAlias = Callable[[Sequence[Schedule], float], list[float]]  # of schedules and bytes of a chunk: three parts
-
-
 class AnyRoutes(Protocol):
-    """The routes between `size` ranks on any links; `Routes` has the meaning of the methods.
-
-    With `flows` the time of schedules is not that of waves: the function returns latency, bandwidth and reduction.
-    """
+    """The routes between `size` ranks on any links; `Routes` has the meaning of the methods."""
 
     size: int
 
-    @property
-    def flows(self) -> Flows | None: ...
     def gamma(self, src: Array, dst: Array) -> Array: ...
     def fares(self, src: Array, dst: Array, chunks: Array) -> tuple[Array, Array]: ...
 
@@ -39,8 +30,6 @@ class Routes:
     uses links of this level and, on both sides, links of switches and buses of the levels below. The slowest link used
     bounds the bandwidth.
     """
-
-    flows: Flows | None = None
 
     def __init__(self, topology: Topology, size: int) -> None:
         self.levels: tuple[Level, ...] = topology.levels

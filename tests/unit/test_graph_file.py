@@ -98,16 +98,3 @@ def test_a_graph_needs_two_ranks(tmp_path, gpus):
     with pytest.raises(gc.ArgumentError, match=r"GC-TOPOLOGY.*two ranks or two GPUs"):
         write(tmp_path / "here.toml", report([([0], gpus)], None), [])
     assert not [*tmp_path.iterdir()]
-
-
-def test_exchanges_of_all_ranks_make_bandwidth_and_share(tmp_path):
-    """Three hosts of 0.1 GB/s shift 1e6 bytes in 10 ms and exchange 2 x 1e6 in 20 ms; longer times are measured."""
-    found = report([([rank], None) for rank in range(3)], lambda one, other: (0.0, 100.0))
-    for shift, seconds, speed, sharing in ((10e-3, 25e-3, 0.1, 0.8), (12.5e-3, 50e-3, 0.08, 0.5),
-                                           (8e-3, 15e-3, 0.1, 1)):
-        found["links"]["exchange"] = {"bytes": 1_000_000, "shift_seconds": shift, "seconds": seconds}
-        write(tmp_path / "here.toml", found, [None] * 3)
-        graph = load_graph(str(tmp_path / "here.toml"))
-        assert float(graph.sharing) == pytest.approx(sharing)
-        speeds = {"network" in ends: figures[0] for ends, figures in edges(tmp_path / "here.toml").items()}
-        assert speeds == {True: speed, False: 0.1}

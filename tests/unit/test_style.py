@@ -217,7 +217,7 @@ COMMUNICATOR = "gpucoll.communicator"
 REASONS = {
     frozenset({COMMUNICATOR, *(f"{COMMUNICATOR}.{name}" for name in ("elastic", "methods"))}):
         "the one public class: `init` and `shrink` make communicators",
-    frozenset(f"gpucoll.lab.graphs.{name}" for name in ("flows", "graph_routes", "link_graph")):
+    frozenset(f"gpucoll.lab.graphs.{name}" for name in ("graph_routes", "link_graph")):
         "a graph is a topology of the simulator, which asks a topology for its routes",
 }
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy
 
 from gpucoll.errors import ArgumentError
-from gpucoll.internal import Array, Flows
+from gpucoll.internal import Array
 from gpucoll.lab.graphs.link_graph import LinkGraph
 
 MOST_WAYS = 16  # equal ways that share the bytes
@@ -32,12 +32,11 @@ class Way(NamedTuple):
 class GraphRoutes:
     """The routes between the ranks of a graph, as the simulator needs."""
 
-    def __init__(self, graph: LinkGraph, size: int, flows: Flows | None = None) -> None:
+    def __init__(self, graph: LinkGraph, size: int) -> None:
         if size != graph.ranks:
             raise ArgumentError(f"graph {graph.name} has {graph.ranks} ranks, not {size}", code="GC-TOPOLOGY")
         self.size: int = size
         self.graph: LinkGraph = graph
-        self.flows: Flows | None = flows
         self._numbers = {key: number for number, key in enumerate(graph.edges)}
         self._betas = numpy.array([1e-9 / float(edge.GBps) for edge in graph.edges.values()])
         self.way: Callable[[int, int], Way] = functools.lru_cache(None)(self._found)

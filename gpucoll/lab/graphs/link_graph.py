@@ -34,8 +34,7 @@ class Edge(NamedTuple):
 class LinkGraph(NamedTuple):
     """A graph of links. Nodes are numbers: ranks first, then switches; `names` has the name of each node.
 
-    A switch forwards, holds no data and does not copy, unless its number is in `multicast`. With `sharing` messages are
-    flows, which get this share of the bandwidth where several meet at both ends: see `gpucoll.lab.graphs.flows`.
+    A switch forwards, holds no data and does not copy, unless its number is in `multicast`.
     """
 
     name: str
@@ -44,7 +43,6 @@ class LinkGraph(NamedTuple):
     edges: dict[tuple[int, int], Edge]
     multicast: frozenset[int] = frozenset()
     about: str = ""
-    sharing: Fraction | None = None
 
     @property
     def size(self) -> int:
@@ -54,14 +52,14 @@ class LinkGraph(NamedTuple):
     @property
     def digest(self) -> str:
         """A text that differs for graphs with unlike links, whatever the names."""
-        content = self.size, self.ranks, sorted(self.edges.items()), sorted(self.multicast), self.sharing
+        content = self.size, self.ranks, sorted(self.edges.items()), sorted(self.multicast)
         return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
     def routes(self, size: int) -> GraphRoutes:
         """Return the routes between all ranks, for the simulator; raise ArgumentError for another number of ranks."""
-        from gpucoll.lab.graphs.flows import routes_of  # which reads graphs
+        from gpucoll.lab.graphs.graph_routes import GraphRoutes  # which reads graphs
 
-        return routes_of(self, size)
+        return GraphRoutes(self, size)
 
     def reversed(self) -> LinkGraph:
         """Return the graph with every link turned round."""
@@ -121,10 +119,10 @@ def is_graph(content: bytes) -> bool:
         return False
 
 
-KEYS = ("kind", "name", "about", "ranks", "switches", "multicast", "sharing", "links")
+KEYS = ("kind", "name", "about", "ranks", "switches", "multicast", "links")
 GRAPH_CHECKS: dict[str, toml.Check] = {
     **dict.fromkeys(("name", "about"), toml.text), **dict.fromkeys(("ranks", "switches"), toml.list_of(toml.name)),
-    "multicast": toml.flag, "sharing": functools.partial(toml.number, most=1)}
+    "multicast": toml.flag}
 
 
 def _bandwidth(key: str, value: Any) -> str | None:
@@ -165,10 +163,7 @@ def graph_of(stem: str, table: dict[str, Any]) -> LinkGraph:
     name = table.get("name") or stem
     if UNFIT.search(name):  # the name stands in the text of files that Python runs
         raise file.error(f"name {name!r} has a quote, a backslash or a control character")
-    sharing = _exact(table["sharing"]) if "sharing" in table else None
-    if sharing == 0:
-        raise file.error("sharing 0 is no share of a bandwidth")
-    graph = LinkGraph(name, names, len(ranks), edges, copying, table.get("about", ""), sharing)
+    graph = LinkGraph(name, names, len(ranks), edges, copying, table.get("about", ""))
     _check_paths(file, graph)
     return graph
 
