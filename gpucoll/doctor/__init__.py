@@ -1,9 +1,8 @@
 """`gpucoll doctor`: check this machine and this job for problems with collectives, and give advice.
 
-    facts       versions, MPI and launcher, GPUs, shared memory, engine; reasons for missing items
-    probes      messages between all pairs of ranks; every collective on small exact data
-    graph_file  the graph of the ranks' links, for `--topology F.toml`
-    remarks     problems and advice, derived from the report alone; the report as text
+    facts    versions, MPI and launcher, GPUs, shared memory, engine; reasons for missing items
+    probes   messages between all pairs of ranks; every collective on small exact data
+    remarks  problems and advice, derived from the report alone; the report as text
 
 All ranks exchange their findings, so all have the same exit code; rank 0 prints.
 """
@@ -18,7 +17,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -26,8 +24,7 @@ import numpy
 import gpucoll
 from gpucoll.calibration.measure import ranks_of
 from gpucoll.device import gpus
-from gpucoll.device.gpus import numbered
-from gpucoll.doctor import facts, graph_file, probes, remarks
+from gpucoll.doctor import facts, probes, remarks
 from gpucoll.doctor.remarks import Report
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.launch import bootstrap
@@ -50,19 +47,19 @@ def main(options: Any) -> int:
         by_store = True
         mpi.facts.update(store=True, mismatch=None, match=None)
     elif mpi.facts["library"] is None or mpi.facts["mismatch"]:
-        return _alone(mpi, as_json=options.json, topology=options.topology)
+        return _alone(mpi, as_json=options.json)
     if facts.host().facts["engine"] is None:
-        return _alone(mpi, as_json=options.json, topology=options.topology)
+        return _alone(mpi, as_json=options.json)
     try:
         timeout = bootstrap.options({}).timeout if os.environ.get("GPUCOLL_TIMEOUT") else DOCTOR_TIMEOUT
         if not by_store:
             facts.start_mpi(timeout)
         with gpucoll.init(timeout=timeout) as comm:
-            return examine(comm, mpi, as_json=options.json, topology=options.topology)
+            return examine(comm, mpi, as_json=options.json)
     # The launcher belongs to another MPI than mpi4py's.
     except UsageError as error:
         mpi.facts.update(mismatch=" ".join(error.args[0].split()), match=False)
-        return _alone(mpi, as_json=options.json, topology=options.topology)
+        return _alone(mpi, as_json=options.json)
     except ArgumentError:
         raise
     except GpucollError as error:
@@ -74,20 +71,17 @@ def main(options: Any) -> int:
         return 1
 
 
-def _alone(mpi: facts.Findings, *, as_json: bool, topology: str | None) -> int:
+def _alone(mpi: facts.Findings, *, as_json: bool) -> int:
     """Report on this process without using MPI; of several launched processes only rank 0 reports."""
     if launched()[1] != 0:
         # Open MPI's mpiexec kills all processes when one process exits with an error.
         time.sleep(SILENCE)
         return 1
-    return examine(None, mpi, as_json=as_json, topology=topology)
+    return examine(None, mpi, as_json=as_json)
 
 
-def examine(comm: Any, mpi: facts.Findings, *, as_json: bool, topology: str | None = None) -> int:
-    """Examine the job of `comm`, or this process alone for None; return the exit code. A collective call.
-
-    `topology` is a file for the graph of the links.
-    """
+def examine(comm: Any, mpi: facts.Findings, *, as_json: bool) -> int:
+    """Examine the job of `comm`, or this process alone for None; return the exit code. A collective call."""
     everyone = comm.all_gather_object(_rank_facts(comm)) if comm else [_rank_facts(comm)]
     findings, speaks = _assemble(everyone, mpi), comm is None or comm.rank == 0
     if speaks and not as_json:
@@ -97,8 +91,6 @@ def examine(comm: Any, mpi: facts.Findings, *, as_json: bool, topology: str | No
     else:
         findings["missing"]["links"] = "a link needs two ranks: mpiexec -n 4 gpucoll doctor, or " \
                                        "gpucoll run --standalone -n 4 -m gpucoll doctor"
-    if topology and speaks:
-        _write_topology(Path(topology), findings, everyone if comm and comm.size > 1 else [])
     if comm:
         _test_self(comm, findings, [number for number, rank in enumerate(everyone) if rank["device"] is None])
     else:
@@ -109,24 +101,12 @@ def examine(comm: Any, mpi: facts.Findings, *, as_json: bool, topology: str | No
     return int(findings["exit_code"])
 
 
-def _write_topology(path: Path, findings: Report, ranks: Sequence[Report]) -> None:
-    """Write the graph of the links, or the reason into the report."""
-    places = {host["name"]: [numbered(gpu["pci"]) for gpu in host["gpus"] or ()] for host in findings["hosts"]}
-    try:
-        graph_file.write(path, findings, [
-            places[rank["name"]].index(rank["pci"]) if rank["pci"] in places[rank["name"]] else None
-            for rank in ranks])
-    except GpucollError as error:
-        findings["missing"]["topology"] = facts.reason(error)
-
-
 def _rank_facts(comm: Any = None) -> Report:
     """Return the facts known to one rank; only the first rank of a host describes the host."""
     # The launcher may have its own name for the host.
     name = os.environ.get("PMI_HOSTNAME") or os.environ.get("PMIX_HOSTNAME") or socket.gethostname()
-    pci = _pci(comm and comm.device)
     return {"name": name, "versions": facts.versions(), "cores": os.sched_getaffinity(0),
-            "device": comm and comm.device, "pci": pci and numbered(pci), "near": near(pci or ""),
+            "device": comm and comm.device, "near": near(_pci(comm and comm.device) or ""),
             "host": facts.host() if comm is None or comm.local_rank == 0 else None}
 
 

@@ -139,8 +139,7 @@ def start_mpi(timeout: float) -> None:
 # ---------------------------------------------------------------- this host and its GPUs
 
 # NVML's values, not pynvml's names: pynvml's NVML_P2P_CAPS_INDEX_READ is a tuple because of a stray comma.
-READ, REMOTE_SWITCH = 0, 2
-LANE_SPEEDS = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}  # GB/s of a lane by generation of PCI Express
+READ = 0
 
 
 def host() -> Findings:
@@ -165,8 +164,6 @@ def _gpu(library: Any, own: Any, handles: Sequence[Any]) -> Findings:
                 pci=lambda: str(library.nvmlDeviceGetPciInfo(own).busId),
                 free_bytes=lambda: int(library.nvmlDeviceGetMemoryInfo(own).free),
                 nvlinks=lambda: _nvlinks(library, own),
-                links=lambda: _links(library, own),
-                pcie=lambda: _pcie(library, own),
                 reaches=lambda: [_way(library, own, other) for other in handles])
 
 
@@ -178,26 +175,6 @@ def _nvlinks(library: Any, handle: Any) -> dict[str, int]:
         with contextlib.suppress(library.NVMLError_InvalidArgument, library.NVMLError_NotSupported):
             states.append(bool(library.nvmlDeviceGetNvLinkState(handle, link)))
     return {"up": sum(states), "down": len(states) - sum(states)}
-
-
-def _links(library: Any, handle: Any) -> dict[str, float]:
-    """Return the GB/s of a GPU's NVLinks to each GPU, by PCI id, and to NVSwitches, as "switch"; of one direction."""
-    speed, = library.nvmlDeviceGetFieldValues(handle, [library.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON])
-    found: dict[str, float] = {}
-    for link in range(library.NVML_NVLINK_MAX_LINKS):
-        with contextlib.suppress(library.NVMLError_InvalidArgument, library.NVMLError_NotSupported):
-            if library.nvmlDeviceGetNvLinkState(handle, link):
-                by_switch = library.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link) == REMOTE_SWITCH
-                place = library.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId
-                end = "switch" if by_switch else place.decode() if isinstance(place, bytes) else str(place)
-                found[end] = found.get(end, 0.0) + speed.value.uiVal / 1e3
-    return found
-
-
-def _pcie(library: Any, handle: Any) -> float:
-    """Return the GB/s of a GPU's PCI Express, of one direction."""
-    lane = LANE_SPEEDS[library.nvmlDeviceGetMaxPcieLinkGeneration(handle)]
-    return round(lane * library.nvmlDeviceGetMaxPcieLinkWidth(handle), 1)
 
 
 def _way(library: Any, own: Any, other: Any) -> str:

@@ -11,7 +11,6 @@ from unittest import mock
 import gpucoll as gc
 from gpucoll import doctor
 from gpucoll.doctor import facts
-from gpucoll.lab.graphs.link_graph import load_graph
 from harness.commands import gpucoll_run, without_mpi4py
 from harness.jobs import python
 from harness.pace import seconds
@@ -22,15 +21,11 @@ QUICK = ("import gpucoll.cli, os, sys, gpucoll.doctor as doctor; doctor.TEST_SEC
          "code = gpucoll.cli.main(['doctor', *sys.argv[1:]]); print(f'exit {{code}}', file=sys.stderr); sys.exit(code)")
 
 
-def test_launched_it_speaks_once_and_ends_alike(mpiexec, tmp_path):
-    path = tmp_path / "here.toml"
-    job = mpiexec(2, sys.executable, "-c", QUICK.format("pass"), "--topology", path, timeout=seconds(60))
+def test_launched_it_speaks_once_and_ends_alike(mpiexec):
+    job = mpiexec(2, sys.executable, "-c", QUICK.format("pass"), timeout=seconds(60))
     assert (job.returncode, job.stderr.count("exit 0")) == (0, 2), job.stdout + job.stderr
     assert job.stdout.count("gpucoll doctor: ranks 0, 1 on ") == job.stdout.count("same node: 1 pairs") == 1
     assert job.stdout.endswith("verdict     fine\n")
-    graph = load_graph(str(path))
-    assert graph.names == ("r0", "r1", "memory0")
-    assert all(edge.GBps > 0 and edge.us > 0 for edge in graph.edges.values())
 
 
 def test_without_mpi_every_command_works(tmp_path):

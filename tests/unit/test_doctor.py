@@ -31,19 +31,11 @@ def test_gpus_their_links_and_what_they_reach(monkeypatch):
     library.nvmlDeviceGetMemoryInfo.side_effect = [SimpleNamespace(free=GIB), library.NVMLError_NotSupported]
     library.nvmlDeviceGetNvLinkState = lambda handle, link: (handle, link) != ("b", 1)
     library.nvmlDeviceGetP2PStatus = lambda one, two, index: {2: int(one == "b"), 0: 0}[index]  # NVML's numbering
-    # Link 3 of both GPUs leads to a switch, the other links lead to another GPU.
-    library.nvmlDeviceGetFieldValues.return_value = [SimpleNamespace(value=SimpleNamespace(uiVal=25781))]
-    library.nvmlDeviceGetNvLinkRemoteDeviceType = lambda handle, link: 2 if link == 3 else 0
-    library.nvmlDeviceGetNvLinkRemotePciInfo = lambda handle, link: SimpleNamespace(busId=b"00000000:0B:00.0")
-    library.nvmlDeviceGetMaxPcieLinkGeneration.return_value, library.nvmlDeviceGetMaxPcieLinkWidth.return_value = 4, 16
     monkeypatch.setitem(sys.modules, "pynvml", library)
     found = facts.host().facts["gpus"]
     assert [(gpu["name"], gpu["free_bytes"], gpu["nvlinks"], gpu["reaches"]) for gpu in found] == [
         ("GPU a", GIB, {"up": 4, "down": 0}, ["itself", "NVLink"]),
         ("GPU b", None, {"up": 3, "down": 1}, ["PCI", "itself"])]
-    assert [gpu["links"] for gpu in found] == [{"00000000:0B:00.0": pytest.approx(25.781 * up), "switch": 25.781}
-                                               for up in (3, 2)]
-    assert [gpu["pcie"] for gpu in found] == [31.5, 31.5]
     assert library.nvmlShutdown.called
     library.nvmlInit.side_effect = RuntimeError("no driver")
     assert facts.host().missing == {"gpus": "no driver"}
