@@ -240,6 +240,14 @@ def test_a_synthesised_file_serves_every_command(tmp_path, capsys, ending):
     assert "1 schedules of 1 algorithms" in capsys.readouterr().out
 
 
+def test_an_algorithm_of_a_graph_has_a_name_of_python(tmp_path, capsys):
+    """The name of the graph begins with a digit."""
+    file = tmp_path / "pair.toml"
+    file.write_text(PAIR.replace("a pair", "1 x a pair"))
+    assert main(["synthesize", str(file), "all_gather", "--json", "-o", str(tmp_path / "made.py")]) == 0
+    assert json.loads(capsys.readouterr().out)["algorithm"].endswith("made.py:graph_1_x_a_pair_all_gather")
+
+
 def changed(old, new):
     assert old in PAIR
     return PAIR.replace(old, new, 1)
