@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(given: list[str]) -> int:
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
-        _complete()
     if given[:1] == ["bench"]:  # bench parses nccl-tests' flags itself
         from gpucoll.bench.__main__ import main as bench
 
@@ -62,18 +59,13 @@ def _run(given: list[str]) -> int:
         refuse(f"gpucoll {options.verb}", str(error.args[0]).removeprefix(f"{options.verb}: "))
 
 
-def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[Parser, Mapping[str, Parser]]:
-    """Return the parser and the parsers of the verbs.
-
-    `run` and `bench` hold the parsers of these two verbs for completion; otherwise the two verbs parse by themselves.
-    """
+def _parser() -> tuple[Parser, Mapping[str, Parser]]:
+    """Return the parser and the parsers of the verbs; `run` and `bench` parse by themselves, and are here for help."""
     parser = Parser("gpucoll", description="Collective communication for NumPy and CuPy programs, with MPI or without.")
     parser.add_argument("--version", action="store_true", help="print the version")
     verbs = parser.add_subparsers(dest="verb", parser_class=Parser)
-    verbs.add_parser("run", help="launch a program on several ranks, by mpiexec or without MPI", add_help=False,
-                     parents=run)
-    verbs.add_parser("bench", help="measure collectives on several ranks; report: make a page",
-                     add_help=False, parents=bench)
+    verbs.add_parser("run", help="launch a program on several ranks, by mpiexec or without MPI")
+    verbs.add_parser("bench", help="measure collectives on several ranks; report: make a page")
     for name, row in tomllib.loads(Path(__file__).with_name("verbs.toml").read_text()).items():
         verb = verbs.add_parser(name, help=row["help"], description=row.get("description"))
         verb.set_defaults(run=functools.partial(_call, row["call"]))
@@ -81,27 +73,6 @@ def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[P
             kind = {"type": ARGUMENT_TYPES[options["type"]]} if "type" in options else {}
             verb.add_argument(*argument.split(), **options | kind)
     return parser, verbs.choices
-
-
-def _complete() -> None:
-    """Print completions for the shell by argcomplete, then exit; includes names of collectives and algorithms."""
-    import argcomplete
-
-    from gpucoll.algorithms import registry
-    from gpucoll.bench import arguments
-    from gpucoll.cli import jobs
-    from gpucoll.core.collectives import COLLECTIVES
-
-    def algorithms(prefix: str, parsed_args: Any, **_: Any) -> Iterable[str]:
-        kind, before = getattr(parsed_args, "collective", None), prefix[:prefix.rfind(",") + 1]  # after a comma
-        return {before + name for collective, name in registry() if kind in (None, collective)}
-
-    parser, verbs = _parser([jobs.parser()], [arguments.parser()])
-    completers: dict[str, Callable[..., Iterable[str]]] = {
-        "algorithm": algorithms, "collective": lambda **_: [*COLLECTIVES], "test": lambda **_: [*arguments.TESTS]}
-    for action in (action for verb in verbs.values() for action in verb._actions if action.dest in completers):
-        action.completer = completers[action.dest]  # type: ignore[attr-defined] # read by argcomplete
-    argcomplete.autocomplete(parser)
 
 
 def _call(function: str, options: Any) -> int:
