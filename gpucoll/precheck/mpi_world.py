@@ -10,7 +10,7 @@ import contextlib
 import functools
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -22,6 +22,7 @@ from gpucoll.internal import Options
 from gpucoll.mpi.buffers import row
 from gpucoll.precheck.matching import VirtualGroup
 from gpucoll.precheck.ranks import VirtualTransport
+from gpucoll.precheck.state import replaced
 from gpucoll.precheck.turns import refusal
 
 OWN_METHODS = ("Free", "Get_attr", "Set_attr", "Get_name", "Set_name", "Is_inter", "Is_intra", "Get_rank", "Get_size")
@@ -221,13 +222,6 @@ for _name in dir(MPI.Intracomm):
         setattr(VirtualMpi, _name, _left_out(_name))
 
 
-@contextlib.contextmanager
-def as_world(group: VirtualGroup) -> Iterator[None]:
-    """Let ``mpi4py.MPI.COMM_WORLD`` be the communicator of virtual ranks."""
-    module: Any = sys.modules["mpi4py.MPI"]
-    before = module.COMM_WORLD
-    module.COMM_WORLD = VirtualMpi(group)
-    try:
-        yield
-    finally:
-        module.COMM_WORLD = before
+def as_world(group: VirtualGroup) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which ``mpi4py.MPI.COMM_WORLD`` is the communicator of virtual ranks."""
+    return replaced([(sys.modules["mpi4py.MPI"], "COMM_WORLD", VirtualMpi(group))])

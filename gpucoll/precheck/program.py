@@ -25,7 +25,7 @@ from gpucoll.precheck.findings import Analysis, Finding, with_refusals
 from gpucoll.precheck.gpu_arrays import after_imports
 from gpucoll.precheck.matching import VirtualGroup
 from gpucoll.precheck.ranks import VirtualTransport, end
-from gpucoll.precheck.state import SEED, ProcessState, is_of_program
+from gpucoll.precheck.state import SEED, ProcessState, is_of_program, replaced
 from gpucoll.precheck.turns import Turns, Unwound, VirtualRank, refusal, refusals
 
 MOST_THREADS = 4096  # threads of one process
@@ -161,17 +161,15 @@ def _has_lock() -> bool:
     return False
 
 
-@contextlib.contextmanager
-def _own_process(turns: Turns) -> Iterator[None]:
-    """Let each rank be as a process of its own.
+def _own_process(turns: Turns) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which each rank is as a process of its own.
 
     Ranks that sleep give up their turn, since a rank may poll for another rank. `os._exit` ends only the rank.
     Functions for the exit are called at the end of their rank.
     """
-    process, before = os.getpid(), [(owner, name, getattr(owner, name)) for owner, name in (
-        (time, "sleep"), (os, "_exit"), (atexit, "register"), (atexit, "unregister"), (os, "execv"), (os, "execve"))]
-    sleeps, exits, registers, unregisters, *replaced = (value for _, _, value in before)
-    replaces = dict(zip((2, 3), replaced, strict=True))  # by the number of arguments
+    process, sleeps, exits = os.getpid(), time.sleep, os._exit
+    registers, unregisters = atexit.register, atexit.unregister
+    replaces: dict[int, Callable[..., NoReturn]] = {2: os.execv, 3: os.execve}  # by the number of arguments
 
     def is_rank() -> bool:
         # A process forked by a rank, as for loading data, has no other ranks.
@@ -206,13 +204,8 @@ def _own_process(turns: Turns) -> Iterator[None]:
             raise refusal("exec: precheck cannot follow a program that replaces its process by another")
         raise replaces[len(given)](*given)
 
-    for (owner, name, _), value in zip(before, (sleep, leave, register, unregister, replace, replace), strict=True):
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
+    return replaced([(time, "sleep", sleep), (os, "_exit", leave), (atexit, "register", register),
+                     (atexit, "unregister", unregister), (os, "execv", replace), (os, "execve", replace)])
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
@@ -9,7 +10,7 @@ import itertools
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -144,6 +145,19 @@ class GlobalGenerator(NamedTuple):
     get: Callable[[], Any]
     set: Callable[[Any], None]
     seed: Callable[[int], object]
+
+
+@contextlib.contextmanager
+def replaced(replacements: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Give attributes other values inside the block: of each the owner, the name and the value."""
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
+    for owner, name, value in replacements:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            setattr(owner, name, value)
 
 
 def is_of_program(file: str) -> bool:

@@ -22,6 +22,7 @@ from gpucoll.internal import Signature, options
 from gpucoll.precheck import torch_tensors
 from gpucoll.precheck.matching import VirtualGroup
 from gpucoll.precheck.ranks import VirtualTransport
+from gpucoll.precheck.state import replaced
 from gpucoll.precheck.torch_threads import primitives
 from gpucoll.precheck.turns import Turns, refusal
 from gpucoll.torch import handles
@@ -221,12 +222,6 @@ def as_world(turns: Turns, groups: list[VirtualGroup]) -> Iterator[None]:
     """Let torch.distributed make groups of virtual ranks."""
     world, hook, plugin = TorchWorld(turns, groups), sys.excepthook, Backend._plugins["GPUCOLL"]
     threads, level = torch.get_num_threads(), torch.distributed.get_debug_level()
-    before: list[tuple[Any, str, Any]] = []
-    for replacements in (lambda: torch_tensors.replacements(len(turns.ranks)), lambda: _replacements(world, turns)):
-        replaced = replacements()  # the second ones call the first ones
-        before += [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-        for owner, name, value in replaced:
-            setattr(owner, name, value)
     Backend._plugins["GPUCOLL"] = plugin._replace(creator_fn=lambda options, _: VirtualTorchGroup(world, options),
                                                   extended_api=True)
     # The registry of groups by name, used by functional collectives, is a thread's own then.
@@ -234,12 +229,12 @@ def as_world(turns: Turns, groups: list[VirtualGroup]) -> Iterator[None]:
     torch.distributed.set_debug_level(torch.distributed.DebugLevel.OFF)  # no second group of Gloo for each group
     torch.set_num_threads(1)  # as torchrun does; each rank's thread has a pool of its own
     try:
-        yield
+        # The second replacements call the first.
+        with replaced(torch_tensors.replacements(len(turns.ranks))), replaced(_replacements(world, turns)):
+            yield
     finally:
         torch.set_num_threads(threads)
         torch.distributed.set_debug_level(level)
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         Backend._plugins["GPUCOLL"] = plugin
-        for owner, name, value in reversed(before):
-            setattr(owner, name, value)
         sys.excepthook = hook
