@@ -177,19 +177,6 @@ class Schedule:
                 f"chunks={self.chunks}>")
 
 
-def ends(steps: Round) -> dict[tuple[bool, int], list[Slice]]:
-    """Return the slices of each message of a round, by (whether the rank sends, the other rank).
-
-    >>> ends((Copy(Slice("input", 0), Slice("output", 1)), Send(Slice("output", 0), 3)))
-    {(True, 3): [Slice(buffer='output', first=0, count=1)]}
-    """
-    found: dict[tuple[bool, int], list[Slice]] = {}
-    for step in steps:
-        if not isinstance(step, Copy | Reduce):
-            found.setdefault((isinstance(step, Send), step.peer), []).append(step[0])
-    return found
-
-
 def wrapped(buffer: Buffer, first: int, count: int, total: int) -> list[Slice]:
     """Return `count` chunks of a ring of `total`, from chunk `first`: two slices where the range wraps.
 

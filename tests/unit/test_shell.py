@@ -34,7 +34,7 @@ def test_the_verbs_are_those_of_the_page():
 
 def numbers():
     """Yield the words before a number, for each option with a number of the whole command."""
-    _, verbs = cli._parser([jobs.parser()], [bench.parser()])
+    verbs = {**cli._parser()[1], "run": jobs.parser(), "bench": bench.parser()}
     for verb, options in verbs.items():
         for action in options._actions:
             assert action.type not in (int, float) or action.choices, f"{verb} {action.dest}: any number is accepted"
