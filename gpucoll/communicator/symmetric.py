@@ -78,7 +78,7 @@ class SymmetricHeaps:
             raise
         if shared is not None:
             try:
-                shared.reach(slab.key, [one["slab"] for one in everyone])
+                shared.reach(slab, [one["slab"] for one in everyone])
             except GpucollError as failure:  # other ranks may have mapped the slab: no way back
                 self._core.waits.broken(failure, name)
                 raise

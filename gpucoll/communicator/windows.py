@@ -8,6 +8,7 @@ this by ``nccl={"windows": True}``. Source: NCCL's documentation, "User Buffer R
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,14 +25,13 @@ class Windows:
         if version() < WINDOWS_SINCE:
             raise BackendError(f"nccl: windows: NCCL {version()} has none, NCCL {WINDOWS_SINCE} has", code="GC-NCCL")
         self._nccl = nccl
-        self._slab: Slab = None  # the newest slab, not yet a window
-        self.heap: Any = device.new_heap(nccl.size, order, allocate, free)
+        self.heap: Any = device.new_heap(nccl.size, order, functools.partial(
+            device.new_slab, malloc=allocate, free=free))
 
     def export(self, slab: Slab) -> list[int]:
         """Return the key of a new slab; `reach` makes the slab a window once every rank has one."""
-        self._slab = slab
         return [slab.key]
 
-    def reach(self, key: int, everybody: Sequence[list[int]]) -> None:
+    def reach(self, slab: Slab, everybody: Sequence[list[int]]) -> None:
         """Register the new slab as a window; a collective call."""
-        self._nccl.register(self._slab.start, self._slab.nbytes)
+        self._nccl.register(slab.start, slab.nbytes)

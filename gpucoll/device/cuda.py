@@ -195,11 +195,31 @@ class CudaDevice:
         memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, self.ordinal)
         return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
-    def new_heap(self, ranks: int, order: StreamOrder, malloc: Callable[[int], int] | None = None,
-                 free: Callable[[int], object] | None = None) -> Heap:
-        """Return symmetric memory for the calls in `order`, from CUDA or another pair of functions."""
-        make = functools.partial(CudaSlab, self, malloc=malloc, free=free)
-        return Heap(ranks, make, self.array_on, StreamUses(self, order) if self.asynchronous else None)
+    def new_heap(self, ranks: int, order: StreamOrder, make: Callable[[int], Slab] | None = None) -> Heap:
+        """Return symmetric memory for the calls in `order`, in slabs from CUDA or another function."""
+        return Heap(ranks, make or self.new_slab, self.array_on, StreamUses(self, order) if self.asynchronous else None)
+
+    def new_slab(self, nbytes: int, malloc: Callable[[int], int] | None = None,
+                 free: Callable[[int], object] | None = None) -> Slab:
+        """Return memory of zeros from CUDA, or from another pair of functions."""
+        return CudaSlab(self, nbytes, malloc, free)
+
+    def clear(self, start: int, nbytes: int) -> None:
+        """Set new memory to zero.
+
+        Another rank of this GPU may already wait, in a kernel, for this rank: only the own work may be awaited.
+        """
+        with self.current, _as_os_error():
+            stream = self.new_stream()
+            cupy.cuda.runtime.memsetAsync(start, 0, nbytes, stream.ptr)
+            stream.synchronize()
+
+    def after_all(self, unmap: Callable[[], object]) -> None:
+        """Unmap memory once all work on the GPU has ended: CUDA waits for the work to free its own memory alone."""
+        with self.relaxed:
+            with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):
+                cupy.cuda.runtime.free(cupy.cuda.runtime.malloc(1))
+            unmap()
 
     def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
         """Set every element of `row` to the single element of `value`, of the same width in bytes."""
@@ -357,10 +377,7 @@ class CudaSlab:
             self.start: Any = (malloc or cupy.cuda.runtime.malloc)(nbytes)
             self.free: Any = weakref.finalize(self, _free, device, self.start, free or cupy.cuda.runtime.free)
             self.free.atexit = False  # at exit CUDA may have ended already
-            # Another rank of this GPU may already wait, in a kernel, for this rank: only the own work may be awaited.
-            stream = device.new_stream()
-            cupy.cuda.runtime.memsetAsync(self.start, 0, nbytes, stream.ptr)
-            stream.synchronize()
+        device.clear(self.start, nbytes)
 
     def close(self) -> None:
         """Do nothing: the last array on the slab frees the memory."""
@@ -455,7 +472,7 @@ class PeerMemory:
             found: Array = cupy.asnumpy(row)
         return found
 
-    def close(self) -> None:
+    def unmap(self) -> None:
         """Unmap the others' slabs; before any slab is freed."""
         self._pointed_to.clear()
         with self._device.current:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+NCCL_ID = 128  # bytes
 BY_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 CAPABILITIES = {70, 80, 90, 100, 120}  # GPUs on which NCCL uses LL128; others are not tested by NVIDIA
 # The module of each package, and the part that is meant.
@@ -183,7 +184,7 @@ def pair_id(rank: int, peer: int, exchange: Callable[[list[int]], Generator[Any,
     if rank == peer:
         return made
     told, _ = yield from exchange(numpy.frombuffer(made, numpy.int64).tolist())
-    return numpy.array(told).tobytes()
+    return numpy.array(told).tobytes()[:NCCL_ID]
 
 
 def numbered(pci: str) -> int:

@@ -14,7 +14,7 @@ from gpucoll.errors import BackendError
 from gpucoll.progress.operations import Pending, keep_for_ever
 from gpucoll.transport.tags import BYTES, Tag
 
-MOST_NUMBERS = 16  # of an exchange: enough for an id of NCCL, or for a number on each of the ranks of a node
+MOST_NUMBERS = 18  # of an exchange: two handles of CUDA, an id of NCCL, or a number on each rank of a node
 
 
 class WireError(BackendError):

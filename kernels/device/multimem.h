@@ -96,14 +96,18 @@ template <class T, class Op> GC_DEV Word multimem_load(u64, u64) { return {0, 0,
 #else
 
 GC_DEV void alias_fence() {}
-GC_DEV u64 memory_of(u64 group, u64 number) { return load<u64>(group + (1 + number) * sizeof(u64)); }
+// The address of a word in the memory of one rank. A GPU refuses other addresses than those of words: here they give the
+// word before.
+GC_DEV u64 place_of(u64 group, u64 number, u64 offset) {
+    return load<u64>(group + (1 + number) * sizeof(u64)) + (offset & ~u64(sizeof(Word) - 1));
+}
 GC_DEV void multimem_store(u64 group, u64 offset, Word word) {
-    for (u64 rank = 0; rank < load<u64>(group); ++rank) store<Word>(memory_of(group, rank) + offset, word);
+    for (u64 rank = 0; rank < load<u64>(group); ++rank) store<Word>(place_of(group, rank, offset), word);
 }
 // In the order of ranks, or in the opposite order: the program must not rely on any.
 template <class T, class Op> GC_DEV Word multimem_load(u64 group, u64 offset) {
     const u64 ranks = load<u64>(group), backwards = gc_coin();
-    const auto operand = [&](u64 k) { return load<Word>(memory_of(group, backwards ? ranks - 1 - k : k) + offset); };
+    const auto operand = [&](u64 k) { return load<Word>(place_of(group, backwards ? ranks - 1 - k : k, offset)); };
     Wide<T> total[1][ITEMS<T, Word>];
     widen<T>(total[0], operand(0));
     for (u64 k = 1; k < ranks; ++k) {

@@ -1,5 +1,5 @@
-// All-reduce and all-gather through multicast memory, in sections copied into this memory first. An all-reduce of
-// arrays directly accessible to all ranks goes without copies and without the switch, as in peer_shots.cu.
+// All-reduce and all-gather through multicast memory. An all-reduce of arrays at the same place in multicast memory of all
+// ranks works on these arrays; other arrays are copied into the staging area first, in sections.
 //
 // One reducing load replaces a load from every rank, and one store replaces a store to every rank. In an all-reduce a GPU
 // sends and receives 1 + 1 / ranks times the array, instead of 2 (ranks - 1) / ranks times; in an all-gather a GPU sends
@@ -13,25 +13,36 @@ template <class Job> GC_DEV void for_words(u64 start, u64 nbytes, const Job& job
                 [&](const auto& batch) { job(batch, Evenly{start, sizeof(Word)}); });
 }
 
+// Reduce words of all ranks at `source` to words of all ranks at `target`, `further` bytes behind in its memory.
 template <class T, class Op, u32 COUNT>
-GC_DEV void reduce_batch(u64 group, const Batch<COUNT>& batch, const Evenly& place) {
+GC_DEV void reduce_batch(u64 source, u64 target, u64 further, const Batch<COUNT>& batch, const Evenly& place) {
     Word words[COUNT];
     GC_UNROLL
-    for (u32 i = 0; i < COUNT; ++i) words[i] = multimem_load<T, Op>(group, place(batch.first + i * batch.apart));
+    for (u32 i = 0; i < COUNT; ++i) words[i] = multimem_load<T, Op>(source, place(batch.first + i * batch.apart));
     GC_UNROLL
-    for (u32 i = 0; i < COUNT; ++i) multimem_store(group, place(batch.first + i * batch.apart), words[i]);
+    for (u32 i = 0; i < COUNT; ++i)
+        multimem_store(target, place(batch.first + i * batch.apart) + further, words[i]);
 }
 
 // Every rank reduces its share and writes the result to all ranks. A single rank forms an element, so all ranks get the
-// same bits, although the order of summation is unknown.
+// same bits, although the order of summation is unknown. Only whole words go through the switch: of an array, the rest
+// is loaded from every rank, as the bytes behind it belong to another array.
 template <class T, class Op> GC_DEV void multimem_share(const ShotsArguments& a) {
+    const bool switched = a.source_group != 0 && a.result_group != 0
+        && (a.source_place | a.result_place) % sizeof(Word) == 0;
     const auto reduce_share = [&](const Section& section, Range share) {
+        u64 begin = section.half * a.heap.staging_bytes, source = a.multicast, target = source, further = 0;
+        u64 nbytes = share.count * sizeof(T);
         if (section.sources) {
-            fold_share<T, Op>(a, section, share);
-            return;
+            begin = a.source_place, source = a.source_group, target = a.result_group;
+            further = a.result_place - a.source_place;
+            nbytes = switched ? nbytes & ~u64(sizeof(Word) - 1) : 0;
+            const u64 done = nbytes / sizeof(T);
+            fold_share<T, Op>(a, section, {share.start + done, share.count - done});
         }
-        for_words(section.half * a.heap.staging_bytes + share.start * sizeof(T), share.count * sizeof(T),
-                  [&](const auto& batch, const Evenly& place) { reduce_batch<T, Op>(a.multicast, batch, place); });
+        for_words(begin + share.start * sizeof(T), nbytes, [&](const auto& batch, const Evenly& place) {
+            reduce_batch<T, Op>(source, target, further, batch, place);
+        });
     };
     by_shares<T>(a, reduce_share, [] { alias_fence(); });
 }

@@ -17,6 +17,8 @@ struct ShotsArguments {
     u64 results[MOST_RANKS];       // addresses of the ranks' results, for writing
     u64 staged;     // this rank's staging area: in the slab, or in the memory of `multicast`
     u64 multicast;  // the staging areas of all ranks at once, see multimem.h; 0 without such memory
+    // The memory of the inputs, and of the results, of all ranks at once, and the arrays' offsets there; 0 without.
+    u64 source_group, result_group, source_place, result_place;
 };
 
 // The elements handled by all ranks at a time, and whether inputs and results are accessed directly. The elements are
@@ -147,7 +149,7 @@ template <class T> GC_DEV Range share_of(const ShotsArguments& a, const Section&
 // All-reduce by shares: every rank calls reduce_share(section, elements) for its share of the data, which reduces the
 // elements and writes the results to all ranks at once. So both directions of a link are busy. The elements
 // overwritten, in place or in the staging area, are read by no other rank. `between` is called between the accesses of
-// reduce_share and all other accesses to the staging area.
+// reduce_share and all other accesses, by this rank or another one, to the memory that reduce_share accesses.
 template <class T, class ReduceShare, class Between>
 GC_DEV void by_shares(const ShotsArguments& a, const ReduceShare& reduce_share, const Between& between) {
     const u32 channel = take_channel(a.heap), ranks = a.heap.ranks;
@@ -165,13 +167,14 @@ GC_DEV void by_shares(const ShotsArguments& a, const ReduceShare& reduce_share, 
     };
     const auto collect = [&](const Section& section) {
         const u64 src = own_staging(a, section), dst = address_of(a.dst) + section.start * sizeof(T);
-        if (section.results) return;
         between();
+        if (section.results) return;
         for_shares(section, [&](Range share) {
             const u64 offset = share.start * sizeof(T);
             copy_range<T>(whole_block(), dst + offset, src + offset, share.count);
         });
     };
+    between();  // earlier kernels have written arrays that are accessed directly
     for_sections<T>(a, channel, a.heap.staging_bytes / sizeof(T), stage_section, reduce, collect);
 }
 

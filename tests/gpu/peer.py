@@ -1,10 +1,12 @@
 """Programs on CuPy arrays in memory shared by the ranks, and planned calls: for any executor, mostly `peer`."""
 
+import contextlib
 import functools
 import gc as collector
 import importlib
 import itertools
 import os
+import re
 from unittest.mock import patch
 
 import cupy
@@ -71,6 +73,52 @@ def switched(comm, needed=True):
             assert {"multimem_share_int32_sum", "multimem_gather_4"} <= loaded
 
 
+COMBINED = [("sum", "float32", numpy.add), ("sum", "float16", numpy.add), ("max", "int32", numpy.maximum),
+            ("bxor", "uint64", numpy.bitwise_xor), ("min", "int64", numpy.minimum), ("sum", "float64", numpy.add),
+            ("prod", "float32", numpy.multiply), ("sum", "int16", numpy.add), ("max", "float32", numpy.maximum)]
+
+
+def switched_arrays(comm, by_fabric=False):
+    """The switch reduces arrays of `empty` in place, where it has op and dtype; no other byte changes, all is freed."""
+    driver = importlib.import_module("cuda.bindings.driver")
+    before = len(driver.open_handles), len(driver._reserved)
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        x, out = (other.zeros(5000, "int64", device="cuda") for _ in range(2))
+        peer = other._core.gpus["cuda"].peer
+        assert peer._handshake.driver.by_fabric is by_fabric
+        assert peer.symmetric.places(x.data.ptr, x.nbytes).group
+        for (op, dtype, combine), (count, first, second) in itertools.product(COMBINED, (
+                (1, 0, 0), (4990, 0, 8), (2003, 16, 32), (1003, 1, 3))):
+            rows = [(numpy.arange(count) * 7 % 23 + rank + 1).astype(dtype) for rank in range(comm.size)]
+            for target in (out, x):  # also in place
+                place = second if target is out else first
+                x[...], out[...] = -1, -1
+                expected = target.view(dtype).get()
+                x.view(dtype)[first:first + count] = cupy.asarray(rows[comm.rank])
+                if target is x:
+                    expected = x.view(dtype).get()
+                expected[place:place + count] = functools.reduce(combine, rows)
+                other.all_reduce(x.view(dtype)[first:first + count], target.view(dtype)[place:place + count], op=op,
+                                 algorithm="two_shot")
+                same(target.view(dtype), expected)
+        with contextlib.ExitStack() as stack:
+            called = {name: stack.enter_context(patch.object(driver, name, wraps=getattr(driver, name)))
+                      for name in vars(driver) if re.match("cuM.*[a-z]$", name) and callable(getattr(driver, name))}
+            kept = other.zeros(1 << 25, "uint8", device="cuda")
+        root, others = comm.rank == 0, comm.size - 1
+        assert {name: one.call_count for name, one in called.items() if one.called} == {
+            name: count for name, count in {
+                "cuMemCreate": 1, "cuMulticastCreate": root, "cuMulticastAddDevice": 1, "cuMulticastBindMem": 1,
+                "cuMemExportToShareableHandle": 1 + root, "cuMemImportFromShareableHandle": others + (not root),
+                "cuMemRelease": others, **dict.fromkeys(("cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"),
+                                                        comm.size + 1)}.items() if count}
+        kept[:5] = comm.rank
+    same(kept[:6], numpy.array([comm.rank] * 5 + [0], numpy.uint8))
+    del x, out, kept, other, peer, target
+    collector.collect()
+    assert (len(driver.open_handles), len(driver._reserved)) == before
+
+
 def unswitched(comm):
     """No rank uses multicast memory if a rank has none, or sums there are wrong; all memory is given back."""
     driver = importlib.import_module("cuda.bindings.driver")
@@ -85,7 +133,7 @@ def unswitched(comm):
               *((multicast, name, raising(OSError())) for name in ("reach", "DescriptorOffer"))]
     for (module, name, refusal), rank in itertools.product(cases, range(2)):
         with patch.object(module, name, refusal if comm.rank == rank else getattr(module, name)):
-            _without_switch(comm, has_switch=name in (OTHERS_ALONE if rank == 0 else ROOT_ALONE))
+            _without_switch(comm, has_switch=rank > 0 and name in ROOT_ALONE)
         assert (len(driver.open_handles), len(driver._reserved)) == before, name
     for name in ("cuMemUnmap", "cuMulticastUnbind", "cuMemRelease"):  # an error at the end keeps no rank waiting
         with patch.object(driver, name, lambda *_: refuse if comm.rank else (driver.CUresult.CUDA_SUCCESS,)):
@@ -100,10 +148,8 @@ def unswitched(comm):
     assert (len(driver.open_handles), len(driver._reserved)) == before
 
 
-# Functions called by rank 0 alone, and by the other ranks alone
-ROOT_ALONE = ("cuMulticastGetGranularity", "cuMemGetAllocationGranularity", "cuMulticastCreate",
-              "cuMemExportToShareableHandle", "DescriptorOffer")
-OTHERS_ALONE = ("cuMemImportFromShareableHandle", "reach")
+# Functions called by rank 0 alone
+ROOT_ALONE = ("cuMulticastCreate",)
 
 
 def on_one_gpu(comm):
@@ -140,8 +186,10 @@ def blocks(comm):
     assert refused("GC-DTYPE", comm.empty, 3, "float8_e5m2", device="cuda")
     runtime = cupy.cuda.runtime
     if comm.mpi is not None and comm.size > 1:
-        full = raising(runtime.CUDARuntimeError(2)) if comm.rank == 1 else runtime.malloc
-        with patch.object(runtime, "malloc", full):
+        owner, name, full = runtime, "malloc", raising(runtime.CUDARuntimeError(2))
+        if comm._core.gpus["cuda"].peer and comm._core.gpus["cuda"].peer._handshake.driver:
+            owner, name, full = importlib.import_module("cuda.bindings.driver"), "cuMemCreate", lambda *_: (2, None)
+        with patch.object(owner, name, full if comm.rank == 1 else getattr(owner, name)):
             code = "GC-MEMORY" if comm.rank == 1 else "GC-PEER"
             assert refused(code, comm.empty, 1 << 27, "uint8", device="cuda")
     x = comm.empty(1 << 27, "uint8", device="cuda")

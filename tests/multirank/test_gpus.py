@@ -136,9 +136,17 @@ ON_MACHINES = pytest.mark.parametrize("machine", [
 
 @pytest.mark.slow
 @ON_MACHINES
-@pytest.mark.parametrize("program", ["switched", "unswitched"])
+@pytest.mark.parametrize("program", ["switched", "unswitched", "symmetric", "blocks", "reused-two_shot", "let_go"])
 def test_the_nvlink_switch(gpus, program, machine):
-    gpus(program, 3, env={**PEER, "EMULATED_SWITCH": "1", **machine})
+    name, *arguments = program.split("-")
+    gpus(name, 3, *arguments, env={**PEER, "EMULATED_SWITCH": "1", **machine})
+
+
+@ON_MACHINES
+@pytest.mark.parametrize(("switch", "by_fabric"), [("1", False), ("fabric", True), ("unplugged", False)])
+def test_the_switch_works_on_arrays_in_place(gpus, switch, by_fabric, machine):
+    """The handles are of the fabric where the driver opens them, and else file descriptors."""
+    gpus("switched_arrays", 3, by_fabric, env={**PEER, "EMULATED_SWITCH": switch, **machine})
 
 
 @ON_MACHINES

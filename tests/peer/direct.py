@@ -14,7 +14,8 @@ KERNELS = ("packets", "ll128", "fold_all", "fold_share")
 NAMES = "abcdefghijklmnopq"
 WRONG = "b"  # an array with unusable addresses, given in place of arrays not shared by the ranks
 # Kernel, source, destination, and sharing of these arrays: True (equal marks on all ranks), False, "some" (marks only
-# on odd ranks), "others" (unequal marks), "inputs" (equal marks of the inputs only). The arrays are reused soon:
+# on odd ranks), "others" (unequal marks), "inputs" (equal marks of the inputs only), "switch" (equal marks, and all
+# arrays at one address). The arrays are reused soon:
 # without synchronization, a rank running ahead overwrites data still read by another rank.
 SCRIPT = (
     ("packets", "a", "d", False),
@@ -54,6 +55,10 @@ SWITCHED = (
     ("fold_share", "j", "k", "inputs"),
     ("multimem_share", "k", "l", "inputs"),
     ("multimem_share", "e", "e", True),
+    ("multimem_share", "e", "f", "switch"),
+    ("multimem_share", "f", "f", "switch"),
+    ("multimem_share", "j", "e", "some"),
+    ("multimem_share", "e", "j", "switch"),
     ("fold_share", "b", "g", True),
     ("multimem_share", "c", "c", False),
     ("multimem_share", "g", "h", False),
@@ -113,7 +118,7 @@ def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCR
         for key in NAMES:
             assert expected.same(held[rank][key], data[rank][key], zeros_free=op in ("min", "max")), (rank, key)
     staged = -(-data[0]["a"].nbytes // where.room.staging)
-    in_one = [kernel in sources.IN_PACKETS or (shared is True and (kernel, src) != ("fold_all", dst))
+    in_one = [kernel in sources.IN_PACKETS or (shared in (True, "switch") and (kernel, src) != ("fold_all", dst))
               for kernel, src, dst, shared in script]
     epochs = epoch + sum(1 if one else staged for one in in_one)
     assert [int(slab[:8].view(numpy.uint64)[0]) for slab in where.slabs] == [epochs] * ranks
@@ -124,14 +129,23 @@ def arguments_of(where, kernel, held, rank, src, dst, shared):
     ends = source.ctypes.data, target.ctypes.data, source.size
     if kernel in sources.IN_PACKETS:
         return heap.packets(*ends)
-    mark = {True: 7, False: 0, "some": 7 * (rank % 2), "others": 7 + rank, "inputs": 7}[shared]
-    inputs, results = (Places(mark, [own[name if shared in (True, "inputs") else WRONG].ctypes.data for own in held])
-                       for name in (src, dst))
+    mark = {True: 7, False: 0, "some": 7 * (rank % 2), "others": 7 + rank, "inputs": 7, "switch": 7}[shared]
+    is_there = shared in (True, "inputs", "switch")
+    inputs, results = (Places(mark, [own[name if is_there else WRONG].ctypes.data for own in held],
+                              *(together(where, held, name) if shared == "switch" else ())) for name in (src, dst))
     if shared == "inputs":
         results = Places(0)
     if kernel == "fold_all":  # in place, the kernel would overwrite data read by the others
         return heap.shots(*ends, Places(0) if src == dst else inputs, Places(1))
     return heap.shots(*ends, inputs, results, multicast=where.multicasts[rank] if kernel == "multimem_share" else None)
+
+
+def together(where, held, name):
+    """Return the address of multicast memory that has this array of all ranks, and the array's offset there."""
+    offset = 16 * (ord(name) % 5) + held[0][name].ctypes.data % 16
+    table = numpy.array([len(held), *(own[name].ctypes.data - offset for own in held)], numpy.uint64)
+    where._kept.append(table)
+    return table.ctypes.data, offset
 
 
 def gather(libraries, *, ranks, count, width=4, blocks=2, threads=4, sections=1, misaligned=0, repeats=3, **world):

@@ -1,5 +1,6 @@
 """The kernels for shared memory of ranks: NumPy's bits in every order of the threads, and no endless wait."""
 
+import ctypes
 import functools
 import itertools
 
@@ -68,6 +69,33 @@ def test_operations_back_to_back(both, seeds, script):
     run(ranks=4, count=20_000, blocks=4, threads=128)
     if by_switch:
         direct.gather(both, ranks=4, count=20_000, blocks=4, threads=128, sections=3)
+
+
+# A piece of the kernels, and the number that counts its bytes in front of the piece's last word.
+COUNTED = (("read(Unit (&units)[AT_ONCE], const void* from, const Place& place) const {", 0, "sizeof units"),
+           ("write(void* to, const Unit (&units)[AT_ONCE], const Place& place) const {", 1, "sizeof units"),
+           ("multimem_load(u64 group, u64 offset) {\n    const u64 ranks", 2, "sizeof(Word)"),
+           ("multimem_store(u64 group, u64 offset, Word word) {\n    for", 3, "sizeof(Word)"))
+
+
+def test_bytes_of_an_all_reduce_by_the_switch():
+    """Arrays in multicast memory are neither staged nor read from each rank: one load and one store a word."""
+    source = sources.text(*direct.instances("sum", "int32", ("fold_share", "multimem_share")))
+    for text, number, nbytes in COUNTED:
+        assert source.count(text) == 1, text
+        source = source.replace(text, text.replace("{", f"{{ counted[{number}] += {nbytes};"))
+    place = source.index("template <u32 AT_ONCE> struct Batch")
+    made = library(f'{source[:place]}extern "C" {{ unsigned long counted[4]; }}\n{source[place:]}')
+    counted, ranks, count = (ctypes.c_ulong * 4).in_dll(made, "counted"), 4, 1024
+
+    def bytes_of(kernel, shared):
+        counted[:] = [0] * 4
+        direct.run((made, made), "sum", "int32", ranks=ranks, count=count, script=[(kernel, "a", "b", shared)])
+        return [number // (4 * count) for number in counted]  # in arrays: read, written; by the switch the same
+
+    assert bytes_of("multimem_share", False) == [2 * ranks, 2 * ranks, 1, 1]  # staged, and collected
+    assert bytes_of("fold_share", True) == [ranks, ranks, 0, 0]
+    assert bytes_of("multimem_share", "switch") == [0, 0, 1, 1]
 
 
 def test_ops_and_dtypes(made):

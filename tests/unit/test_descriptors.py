@@ -19,28 +19,23 @@ def ended(operation):
 
 
 @pytest.fixture
-def pipe():
-    ends = os.pipe()
-    yield ends
-    for end in ends:
-        os.close(end)
-
-
-@pytest.fixture
 def offer():
-    made = multicast.DescriptorOffer()
+    made = multicast.DescriptorOffer([*os.pipe()])
     yield made
     made.close()
 
 
-def test_a_connection_of_another_user_gets_nothing(offer, pipe, monkeypatch):
+def test_a_connection_of_another_user_gets_nothing(offer, monkeypatch):
     stranger, own = multicast.reach(offer.name), multicast.reach(offer.name)
     answers = iter([False, True])
     monkeypatch.setattr(multicast, "belongs_to_user", lambda connected: next(answers))
-    ended(offer.give(pipe[1], 1))
+    ended(offer.give(1))
     with pytest.raises(OSError, match="closed the connection"):
-        ended(multicast.take(stranger))
-    os.close(ended(multicast.take(own)))
+        ended(multicast.take(stranger, 2))
+    source, target = ended(multicast.take(own, 2))
+    os.write(target, b"came")
+    assert os.read(source, 9) == b"came"
+    os.close(source), os.close(target)
 
 
 def test_an_offer_of_another_user_is_refused(offer, monkeypatch):

@@ -190,8 +190,8 @@ def driver():
 
     called, wrong = set(), []
     results = {"cuMulticastGetGranularity": 1 << 21, "cuMemGetAllocationGranularity": 1 << 21,
-               "cuMemExportToShareableHandle": os.dup(0)}
-    handles = {"cuMulticastCreate", "cuMemCreate"}
+               "cuMemExportToShareableHandle": lambda kind: os.dup(0) if kind == 1 else real.CUmemFabricHandle()}
+    handles = {"cuMulticastCreate", "cuMemCreate", "cuMemImportFromShareableHandle"}
 
     class Driver:
         def __getattr__(self, name):
@@ -207,7 +207,7 @@ def driver():
                 except Exception as error:
                     wrong.append(f"{name}: {error!r}")
                 made = real.CUmemGenericAllocationHandle(1) if name in handles else results.get(name, 1 << 30)
-                return real.CUresult.CUDA_SUCCESS, made
+                return real.CUresult.CUDA_SUCCESS, made(arguments[1]) if callable(made) else made
 
             return call
 
@@ -215,18 +215,27 @@ def driver():
         yield lambda: True
         return [words]
 
-    device = types.SimpleNamespace(ordinal=0, current=contextlib.nullcontext())
-    memory = multicast.MulticastMemory(device, 0, 1, 1 << 25)
-    sys.modules["cuda.bindings.driver"] = sys.modules["cuda.bindings"].driver = Driver()
-    joining = memory.join(alone)
-    try:
+    def done(operation):
         while True:
-            next(joining)
-    except StopIteration as stop:
-        if stop.value != Multicast(1 << 30, 1 << 30):
-            wrong.append(f"join returned {stop.value}")
-    memory.close()
-    memory.free()
+            try:
+                next(operation)
+            except StopIteration as stop:
+                return stop.value
+
+    device = types.SimpleNamespace(ordinal=0, current=contextlib.nullcontext(), clear=lambda *_: None,
+                                   after_all=lambda unmap: unmap())
+    sys.modules["cuda.bindings.driver"] = sys.modules["cuda.bindings"].driver = Driver()
+    for by_fabric in (True, False):
+        maker = multicast.MemoryDriver(device, 0, 1, by_fabric=by_fabric)
+        done(maker.agree(alone))
+        memory = multicast.MulticastMemory(maker, 1 << 25)
+        words, found = memory.export(), done(memory.join(alone, [[]]))
+        # As if the words came from another rank.
+        memory._map_all([[memory._handle(words[1:9]) if by_fabric else os.dup(0)], []], [])
+        if found != Multicast(1 << 30, 1 << 30, [1 << 30]):
+            wrong.append(f"join returned {found}")
+        memory.close()
+        del memory
     return len(called), wrong
 
 

@@ -249,7 +249,7 @@ class PeerExecutor(Executor):
         self._handshake = Handshake(device, link, waits, required=required)
         self.minds_blocking: bool = self._handshake.shares_context
         self.symmetric: SymmetricMemory | None = None if self.unavailable_reason else \
-            SymmetricMemory(link.place.size, device, self._handshake.memory, order)
+            SymmetricMemory(link.place.size, device, self._handshake, order)
         self._workspace = Workspace(device)
 
     @property

@@ -23,7 +23,7 @@ from gpucoll.device import Device, Event
 from gpucoll.device.launch import StreamOrder
 from gpucoll.device.sources import reducing
 from gpucoll.errors import UsageError
-from gpucoll.executors.peer.multicast import MulticastMemory
+from gpucoll.executors.peer.multicast import Lacking, MemoryDriver, MulticastMemory
 from gpucoll.executors.peer.tables import CONTROL, MOST_RANKS, NO_PLACES, Multicast, PeerHeap, Places, Room
 from gpucoll.progress.operations import Pending
 from gpucoll.progress.waits import Progress
@@ -51,8 +51,9 @@ class Handshake:
         self.room: Room = Room(link.place.size)
         self.ranks_share_gpu: bool = False  # of threads or processes: kernels of one rank wait for the other's
         self.moves_rows: bool = False  # whether the ranks may use packets of 128 bytes
-        self._switch_memory: MulticastMemory | None = None
-        self.multicast: Multicast | None = None  # memory of all ranks at one address, if a switch can reduce there
+        self.driver: MemoryDriver | None = None  # of memory in which a switch can reduce
+        self.multicast: Multicast | None = None  # such memory for arrays that lie elsewhere
+        self.mapped: list[Any] = []  # memory that other ranks map
         self.unavailable_reason: str | None = None
         if len(set(link.place.nodes)) > 1:
             self.unavailable_reason = "the ranks are on several nodes"
@@ -78,15 +79,26 @@ class Handshake:
         """Release all memory; idempotent. A collective call between processes; threads map no other rank's memory."""
         if self._open:
             self._open = False
-            held = [one for one in (self._switch_memory, self.memory) if one is not None]
+            held = [*self.mapped, *([] if self.memory is None else [self.memory])]
             for one in held:
-                one.close()
+                one.unmap()
             if self._between_processes:
                 # CUDA memory must not be freed while mapped elsewhere: wait until all ranks have unmapped the slabs.
                 self._waits.run(self._exchange([]), "peer memory")
             for one in held:
                 one.free()
+            self.mapped.clear()
             self.leave()
+
+    def join(self, slab: MulticastMemory, everybody: Sequence[list[int]]) -> Multicast | None:
+        """Map the slabs of all ranks, see `MulticastMemory.join`."""
+        found: list[Multicast | None] = []
+
+        def joined() -> Generator[Pending, None, None]:
+            found.append((yield from slab.join(self._exchange, everybody)))
+
+        self._waits.run(joined(), "symmetric memory")
+        return found[0]
 
     def leave(self) -> None:
         """Let another communicator use the GPU: this one enqueues no more kernels."""
@@ -141,7 +153,9 @@ class Handshake:
                     "although it opens; an IOMMU or ACS between their GPUs is the usual reason")
         # Ranks sharing a GPU have no common multicast memory.
         if self.unavailable_reason is None and self._place.size > 1 and not self.ranks_share_gpu:
-            self.multicast = yield from self._switch()
+            for by_fabric in (True, False):
+                if self.multicast is None:
+                    yield from self._switch(by_fabric=by_fabric)
         self._open = True
 
     def _lost(self, slabs: Sequence[int]) -> Generator[Pending, None, list[bool]]:
@@ -170,21 +184,36 @@ class Handshake:
         return [bool((found[0, other] != mine[other]).any() or (found[1, other] != theirs[other]).any())
                 for other in range(size)]
 
-    def _switch(self) -> Generator[Pending, None, Multicast | None]:
-        """Return multicast memory that has reduced integers and narrow floats rightly on all ranks; None without.
+    def _switch(self, *, by_fabric: bool) -> Generator[Pending, None, None]:
+        """Make multicast memory that has reduced integers and narrow floats rightly on all ranks, if there is any.
 
         A wrong sum of a sample means that the switch is not used.
         """
-        room = self.room
-        self._switch_memory = MulticastMemory(self._device, self._place.rank, room.ranks, 2 * room.staging)
-        found = yield from self._switch_memory.join(self._exchange)
-        for name in ("int64", "float16") if found is not None else ():
+        room, driver = self.room, MemoryDriver(self._device, self._place.rank, self.room.ranks, by_fabric=by_fabric)
+        made: list[MulticastMemory] = []
+
+        def make() -> list[int]:
+            made.append(MulticastMemory(driver, 2 * room.staging))
+            return made[0].export()
+
+        found: Multicast | None = None
+        try:
+            yield from driver.agree(self._exchange)
+            words = yield from driver.together(self._exchange, make)
+            found = yield from made[0].join(self._exchange, words)
+        except Lacking:
+            pass
+        right = found is not None and found.group != 0
+        for name in ("int64", "float16") if right else ():
             samples = [(_pattern(rank, rank) % 64).astype(name) for rank in range(self._place.size)]
-            right = yield from self._reduces(name, samples, found)
-            if not all(row[0] for row in (yield from self._exchange([right]))):
-                self._switch_memory.release()
-                return None
-        return found
+            right = (yield from self._reduces(name, samples, found)) and right  # on all ranks, whatever this one found
+        right = all(row[0] for row in (yield from self._exchange([right])))
+        if right:
+            self.driver, self.multicast = driver, found
+            self.mapped.append(made[0])
+        elif made:
+            made[0].close()
+            made[0].drop()
 
     def _reduces(self, name: str, samples: Sequence[numpy.ndarray[Any, Any]],
                  multicast: Multicast | None) -> Generator[Pending, None, bool]:
@@ -274,41 +303,49 @@ class SymmetricMemory:
     """Arrays at the same place in the slabs of all ranks, readable by all ranks' kernels.
 
     `heap` allocates on this rank; the addresses of the other ranks' slabs are kept, too. `size` is the number of
-    ranks.
+    ranks. The slabs are multicast memory where a switch reduces, for the kernels with the switch.
     """
 
-    def __init__(self, size: int, device: Device, memory: Any, order: StreamOrder) -> None:
-        self._memory = memory
-        self._starts: dict[int, tuple[int, list[int]]] = {}  # by slab key: number, and the ranks' addresses
+    def __init__(self, size: int, device: Device, handshake: Handshake, order: StreamOrder) -> None:
+        self._handshake = handshake
+        self._starts: dict[int, tuple[int, Multicast]] = {}  # by slab key: number, and the ranks' addresses
         self._slabs = 0
-        self.heap: Heap = device.new_heap(size, order)
+        make = functools.partial(MulticastMemory, handshake.driver) if handshake.driver else None
+        self.heap: Heap = device.new_heap(size, order, make)
 
     def export(self, slab: Slab) -> list[int]:
         """Return the words that `reach` needs on the other ranks; no words if the system forbids access."""
         try:
-            return self._memory.export(slab)
+            found: list[int] = slab.export() if self._handshake.driver else self._handshake.memory.export(slab)
         except OSError:
             return []
+        return found
 
-    def reach(self, key: int, everybody: Sequence[list[int]]) -> None:
-        """Gain access to the new slabs of all ranks, given each rank's result of `export`; `key`: the key of this slab.
+    def reach(self, slab: Slab, everybody: Sequence[list[int]]) -> None:
+        """Gain access to the new slabs of all ranks, given each rank's result of `export`; `slab`: that of this rank.
 
-        If this rank fails, its arrays on the slab get no mark (see `places`), and no rank reads the others' arrays in
-        place.
+        A collective call. If this rank fails, its arrays on the slab get no mark (see `places`), and no rank reads the
+        others' arrays in place.
         """
         self._slabs += 1
         # Some rank's slab cannot be reached. All ranks see this, and use none of the new slabs in place.
         if not all(everybody):
             return
-        try:
-            self._starts[key] = self._slabs, [self._memory.reach(exported) for exported in everybody]
-        except OSError:
-            return
+        if self._handshake.driver:
+            self._handshake.mapped.append(slab)
+            found = self._handshake.join(slab, everybody)
+        else:
+            try:
+                found = Multicast(slab.start, 0, [self._handshake.memory.reach(exported) for exported in everybody])
+            except OSError:
+                return
+        if found is not None:
+            self._starts[slab.key] = self._slabs, found
 
     def places(self, start: int, nbytes: int) -> Places:
         """Return the addresses of these bytes on all ranks, with a mark equal on all ranks for equal places."""
         slab, offset = self.heap.find(start, nbytes) or (0, 0)
         if slab not in self._starts:
             return NO_PLACES
-        number, starts = self._starts[slab]
-        return Places(number << _OFFSETS | offset, [there + offset for there in starts])
+        number, found = self._starts[slab]
+        return Places(number << _OFFSETS | offset, [there + offset for there in found.addresses], found.group, offset)

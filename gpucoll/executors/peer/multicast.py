@@ -1,20 +1,25 @@
-"""Multicast memory of the GPUs of a node: one address reads or writes the memory of all GPUs, by the NVLink switch.
+"""GPU memory that all ranks of a node map: each at an address of its own, and all at once by the NVLink switch.
 
-Every rank allocates memory on its GPU and binds the memory to a common object of CUDA. Every rank maps the object at a
-second address, used by the kernels of ``kernels/device/peer_multimem.cu`` only. Hopper GPUs and newer behind an
-NVSwitch have such memory (NVLS). Source: CUDA's driver API, multicast object management.
+Every rank makes memory by CUDA's driver, gives the other ranks a handle of it, and maps the memory of all ranks. Every
+rank also binds its memory to a common object of CUDA, and maps the object: one address then reads or writes the memory
+of all GPUs. Only the kernels of ``kernels/device/peer_multimem.cu`` use this address. Hopper GPUs and newer behind an
+NVSwitch have such multicast memory (NVLS). Source: CUDA's driver API, virtual memory and multicast object management.
 
-CUDA exports the object as a file descriptor, and a descriptor has a meaning in its own process only. The kernel copies
-a descriptor sent through a Unix socket into the receiving process.
+A handle is 64 bytes where the GPUs form a fabric and the driver permits it; else a file descriptor, with a meaning in
+its own process only. The kernel copies a descriptor sent through a Unix socket into the receiving process.
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
+import functools
+import itertools
 import os
 import secrets
 import socket
+import struct
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,49 +34,38 @@ if TYPE_CHECKING:
 # Exchange words: return the words of every rank, in rank order.
 ExchangeNumbers: TypeAlias = Callable[[Sequence[int]], Generator[Pending, None, list[list[int]]]]
 NAME_BITS = 62  # of the name of an offer
+_FABRIC = struct.Struct("=8q")  # the words of a handle of the fabric
+_SERIALS = itertools.count(1)  # of memory
 
 
 class Lacking(Exception):
-    """Some rank cannot take part: no rank has multicast memory."""
+    """Some rank cannot take part: no rank has the memory."""
 
 
-class MulticastMemory:
-    """One rank's part in the multicast memory of `size` ranks, at least `nbytes` on each GPU."""
+class MemoryDriver:
+    """CUDA's driver on the GPU of `rank`, one of `size`, for memory that all ranks map.
 
-    def __init__(self, device: CudaDevice, rank: int, size: int, nbytes: int) -> None:
-        self._device, self._rank, self._size, self._nbytes = device, rank, size, nbytes
-        self._driver: Any = None
-        self._object: Any = None  # the common object
-        self._memory: Any = None  # this GPU's memory, bound to the object
-        self._mapped: list[int] = []  # addresses
-        self._bound = False
+    `agree` sets the kind of the handles, and the `step`: memory is a multiple of this number of bytes.
+    """
 
-    def join(self, exchange: ExchangeNumbers) -> Generator[Pending, None, Multicast | None]:
-        """Return the memory, or None if some rank cannot take part; a collective call.
+    def __init__(self, device: CudaDevice, rank: int, size: int, *, by_fabric: bool) -> None:
+        self.device, self.rank, self.size, self.by_fabric = device, rank, size, by_fabric
+        self.names: Any = None  # the package of CUDA's driver
+        self.kind: Any = None
+        self.step = 0
 
-        CUDA demands this order on all ranks together: all GPUs join the object before any memory is bound, and all
-        memory is bound before the object is used.
-        """
-        try:
-            yield from self._together(exchange, self._check)
-            offer = yield from self._offered(exchange)
-            yield from self._together(exchange, self._add_device, offer)
-            yield from self._together(exchange, self._bind)
-            yield from self._together(exchange, lambda: self._map(self._object))
-        except Lacking:
-            self.release()
-            return None
-        own, group = self._mapped
-        return Multicast(own, group)
+    def agree(self, exchange: ExchangeNumbers) -> Generator[Pending, None, None]:
+        """Find the properties common to all ranks; raise Lacking if a rank has no multicast memory."""
+        self.step = max(row[0] for row in (yield from self.together(exchange, self._look)))
 
-    def _together(self, exchange: ExchangeNumbers, act: Callable[..., Sequence[int] | None],
-                  *arguments: Any) -> Generator[Pending, None, list[list[int]]]:
+    def together(self, exchange: ExchangeNumbers, act: Callable[..., Sequence[int] | None],
+                 *arguments: Any) -> Generator[Pending, None, list[list[int]]]:
         """Do a step on all ranks and return the words of all ranks' results; raise Lacking if the step fails on some.
 
-        `act` waits for no rank. Any error means that this rank lacks multicast memory.
+        `act` waits for no rank. Any error means that this rank lacks the memory.
         """
         try:
-            with self._device.current:
+            with self.device.current:
                 row = [1, *(act(*arguments) or ())]
         except Exception:
             row = [0]
@@ -80,118 +74,69 @@ class MulticastMemory:
             raise Lacking
         return [one[1:] for one in everybody]
 
-    def _check(self) -> None:
+    def _look(self) -> Sequence[int]:
         try:
             from gpucoll.device.gpus import driver
 
-            attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED
+            self.names, gives = driver, driver.CUdevice_attribute
+            wanted = [gives.CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED]
+            self.kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+            if self.by_fabric:
+                wanted.append(gives.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)
+                self.kind = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
         # An old version of the package lacks the attribute.
         except (ImportError, AttributeError) as error:
             raise OSError(str(error)) from error
-        self._driver = driver
-        if not self._call("cuDeviceGetAttribute", attribute, self._call("cuDeviceGet", self._device.ordinal)):
-            raise OSError("the GPU has no multicast memory")
-
-    def _offered(self, exchange: ExchangeNumbers) -> Generator[Pending, None, int]:
-        """Return this process's descriptor of the common object, made by rank 0; -1 if none came.
-
-        All ranks connect before rank 0 waits for them: a rank in another container cannot connect.
-        """
-        offer: list[DescriptorOffer] = []
-        connected: list[Any] = []
-        try:
-            words = yield from self._together(exchange, self._make if self._rank == 0 else lambda _: None, offer)
-            name, self._nbytes = words[0][:2]
-            yield from self._together(exchange, _connect if self._rank else lambda *_: None, connected, name)
-            if self._rank != 0:
-                return (yield from take(connected[0]))
-            return (yield from self._give(offer[0]))
-        # A deadline that has passed is an OSError, too, and ends the handshake.
-        except GpucollError:
-            raise
-        except OSError:
-            return -1
-        finally:
-            for one in (*offer, *connected):
-                one.close()
-
-    def _give(self, offer: DescriptorOffer) -> Generator[Pending, None, int]:
-        """Give the other ranks the descriptor of the common object, and return the descriptor."""
-        with self._device.current:
-            descriptor = int(self._call("cuMemExportToShareableHandle", self._object, self._by_descriptor(), 0))
-        try:
-            yield from offer.give(descriptor, self._size - 1)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    def _make(self, offer: list[DescriptorOffer]) -> Sequence[int]:
-        """Make the common object and the offer on rank 0; return the offer's name and the bytes of the object."""
-        driver, wanted = self._driver, self._object_properties()
-        step = max(self._call("cuMulticastGetGranularity", wanted,
+        gpu = self.call("cuDeviceGet", self.device.ordinal)
+        if not all(self.call("cuDeviceGetAttribute", one, gpu) for one in wanted):
+            raise OSError("the GPU has no such memory")
+        return [max(self.call("cuMulticastGetGranularity", self.object_properties(0),
                               driver.CUmulticastGranularity_flags.CU_MULTICAST_GRANULARITY_MINIMUM),
-                   self._call("cuMemGetAllocationGranularity", self._memory_properties(),
-                              driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM))
-        self._nbytes = wanted.size = -(-self._nbytes // step) * step
-        self._object = self._call("cuMulticastCreate", wanted)
-        offer.append(DescriptorOffer())
-        return offer[0].name, self._nbytes
+                    self.call("cuMemGetAllocationGranularity", self.memory_properties(),
+                              driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM))]
 
-    def _add_device(self, descriptor: int) -> None:
-        if descriptor < 0:
-            raise OSError("no descriptor has come")
+    def map(self, memory: Any, nbytes: int) -> int:
+        """Return the address at which this GPU reads and writes the memory from now on."""
+        names, start = self.names, self.call("cuMemAddressReserve", nbytes, 0, 0, 0)
         try:
-            if self._rank != 0:
-                self._object = self._call("cuMemImportFromShareableHandle", descriptor, self._by_descriptor())
-        finally:
-            os.close(descriptor)
-        self._call("cuMulticastAddDevice", self._object, self._call("cuDeviceGet", self._device.ordinal))
-
-    def _bind(self) -> None:
-        """Allocate memory, map it for this rank alone, and bind it to the common object."""
-        self._memory = self._call("cuMemCreate", self._nbytes, self._memory_properties(), 0)
-        self._map(self._memory)
-        self._call("cuMulticastBindMem", self._object, 0, self._memory, 0, self._nbytes, 0)
-        self._bound = True
-
-    def _map(self, memory: Any) -> None:
-        driver = self._driver
-        start = self._call("cuMemAddressReserve", self._nbytes, 0, 0, 0)
-        try:
-            self._call("cuMemMap", start, self._nbytes, 0, memory, 0)
+            self.call("cuMemMap", start, nbytes, 0, memory, 0)
         except OSError:
-            self._call("cuMemAddressFree", start, self._nbytes)
+            self.call("cuMemAddressFree", start, nbytes)
             raise
-        self._mapped.append(int(start))
-        access = driver.CUmemAccessDesc()
-        access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        access.location.id = self._device.ordinal
-        access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        self._call("cuMemSetAccess", start, self._nbytes, [access], 1)
+        access = names.CUmemAccessDesc()
+        access.location.type = names.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = self.device.ordinal
+        access.flags = names.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        try:
+            self.call("cuMemSetAccess", start, nbytes, [access], 1)
+        except OSError:
+            self.unmap(int(start), nbytes)
+            raise
+        return int(start)
 
-    def _object_properties(self) -> Any:
-        wanted = self._driver.CUmulticastObjectProp()
-        wanted.numDevices, wanted.size = self._size, self._nbytes
-        wanted.handleTypes = self._by_descriptor()
+    def unmap(self, start: int, nbytes: int) -> None:
+        """Undo `map`; unlike `cudaFree`, CUDA waits for no kernel."""
+        self.attempt("cuMemUnmap", start, nbytes)
+        self.attempt("cuMemAddressFree", start, nbytes)
+
+    def object_properties(self, nbytes: int) -> Any:
+        wanted = self.names.CUmulticastObjectProp()
+        wanted.numDevices, wanted.size, wanted.handleTypes = self.size, nbytes, self.kind
         return wanted
 
-    def _memory_properties(self) -> Any:
-        driver = self._driver
-        wanted = driver.CUmemAllocationProp()
-        wanted.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        wanted.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        wanted.location.id = self._device.ordinal
-        wanted.requestedHandleTypes = self._by_descriptor()  # as of the object
+    def memory_properties(self) -> Any:
+        names = self.names
+        wanted = names.CUmemAllocationProp()
+        wanted.type = names.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        wanted.location.type = names.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        wanted.location.id = self.device.ordinal
+        wanted.requestedHandleTypes = self.kind  # as of the object
         return wanted
 
-    def _by_descriptor(self) -> Any:
-        return self._driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def call(self, name: str, *arguments: Any) -> Any:
         """Call a function of the driver; return its result, or raise OSError."""
         try:
-            code, *results = getattr(self._driver, name)(*arguments)
+            code, *results = getattr(self.names, name)(*arguments)
         # The package has functions and attributes that an older driver lacks.
         except RuntimeError as error:
             raise OSError(str(error)) from error
@@ -199,63 +144,201 @@ class MulticastMemory:
             raise OSError(f"{name}: {code!r}")
         return results[0] if results else None
 
-    def close(self) -> None:
-        """Unmap the memory; idempotent. No kernel of this rank may still use the memory."""
+    def attempt(self, name: str, *arguments: Any) -> None:
+        """Call a function of the driver; an error must not keep this rank from the other ranks' next step."""
+        with self.device.current, contextlib.suppress(OSError):
+            self.call(name, *arguments)
+
+
+class MulticastMemory:
+    """A slab of zeros, at least `nbytes` on this GPU, that `join` maps on all ranks; raises OSError for lack of memory.
+
+    The memory lives until the slab and all arrays on the slab are gone, and every rank has called `free`.
+    """
+
+    def __init__(self, driver: MemoryDriver, nbytes: int) -> None:
+        self._driver = driver
+        self.key: int = -next(_SERIALS)  # negative: no key of other memory
+        self.nbytes: int = -(-nbytes // driver.step) * driver.step
+        self._object: Any = None  # the common object, made by rank 0
+        self._offer: DescriptorOffer | None = None
+        self._mapped: list[int] = []  # addresses of the other ranks' memory, and of all
+        self._bound = False
+        with driver.device.current:
+            self._handles: list[Any] = [driver.call("cuMemCreate", self.nbytes, driver.memory_properties(), 0)]
+            try:
+                self.start: int = driver.map(self._handles[0], self.nbytes)
+                self.drop: Any = weakref.finalize(self, driver.device.after_all, functools.partial(
+                    driver.unmap, self.start, self.nbytes))
+                self.drop.atexit = False  # at exit CUDA may have ended already
+                driver.device.clear(self.start, self.nbytes)
+            except OSError:
+                self.free()
+                raise
+
+    def export(self) -> list[int]:
+        """Return the words that `join` needs on the other ranks; raise OSError if the driver refuses."""
+        driver = self._driver
+        with driver.device.current:
+            if driver.rank == 0:
+                # Without the object all ranks map the memory of each other, and have no address for all.
+                with contextlib.suppress(OSError):
+                    self._object = driver.call("cuMulticastCreate", driver.object_properties(self.nbytes))
+                    self._handles.append(self._object)
+            shared = [driver.call("cuMemExportToShareableHandle", one, driver.kind, 0) for one in self._handles]
+        if driver.by_fabric:
+            return [len(shared), *(word for one in shared for word in _FABRIC.unpack(bytes(one.data)))]
+        self._offer = DescriptorOffer(shared)
+        return [len(shared), self._offer.name]
+
+    def join(self, exchange: ExchangeNumbers, everybody: Sequence[Sequence[int]]) -> \
+            Generator[Pending, None, Multicast | None]:
+        """Map the memory of all ranks, given each rank's result of `export`; None if some rank cannot. Collective.
+
+        CUDA demands this order on all ranks together: all GPUs join the object before any memory is bound, and all
+        memory is bound before the object is used.
+        """
+        together, addresses = self._driver.together, list[int]()
+        try:
+            given = yield from self._given(exchange, everybody)
+            yield from together(exchange, self._map_all, given, addresses)
+        except Lacking:
+            self.unmap()
+            return None
+        finally:
+            self._withdraw()
+        group = 0
+        with contextlib.suppress(Lacking):
+            yield from together(exchange, self._add_device)
+            yield from together(exchange, self._bind)
+            yield from together(exchange, self._map_object)
+            group = self._mapped[-1]
+        return Multicast(self.start, group, addresses)
+
+    def _given(self, exchange: ExchangeNumbers, everybody: Sequence[Sequence[int]]) -> \
+            Generator[Pending, None, list[list[Any]]]:
+        """Return the handles given by each rank, none of this rank.
+
+        All ranks connect before a rank waits for them: a rank in another container cannot connect.
+        """
+        driver, found = self._driver, [list[Any]() for _ in everybody]
+        others = [rank for rank in range(driver.size) if rank != driver.rank]
+        if driver.by_fabric:
+            for rank in others:
+                count, *words = everybody[rank]
+                found[rank] = [self._handle(words[8 * number:][:8]) for number in range(count)]
+            return found
+        connected: dict[int, socket.socket] = {}
+        try:
+            yield from driver.together(exchange, lambda: connected.update(
+                (rank, reach(everybody[rank][1])) for rank in others))
+            assert self._offer is not None
+            yield from self._offer.give(len(others))
+            for rank in others:
+                found[rank] = yield from take(connected[rank], everybody[rank][0])
+        # A deadline that has passed is an OSError, too, and ends the handshake.
+        except GpucollError:
+            raise
+        except OSError:  # `_map_all` misses the handle, and tells the other ranks
+            pass
+        finally:
+            for one in connected.values():
+                one.close()
+        return found
+
+    def _handle(self, words: Sequence[int]) -> Any:
+        handle = self._driver.names.CUmemFabricHandle()
+        handle.data = _FABRIC.pack(*words)
+        return handle
+
+    def _map_all(self, given: Sequence[Sequence[Any]], addresses: list[int]) -> None:
+        driver = self._driver
+        try:
+            for rank, handles in enumerate(given):
+                if rank != driver.rank:
+                    memory = driver.call("cuMemImportFromShareableHandle", handles[0], driver.kind)
+                    try:
+                        self._mapped.append(driver.map(memory, self.nbytes))
+                    finally:
+                        driver.attempt("cuMemRelease", memory)
+                addresses.append(self.start if rank == driver.rank else self._mapped[-1])
+            if len(given[0]) > 1:
+                self._object = driver.call("cuMemImportFromShareableHandle", given[0][1], driver.kind)
+                self._handles.append(self._object)
+        finally:
+            for one in () if driver.by_fabric else itertools.chain(*given):
+                os.close(one)
+
+    def _add_device(self) -> None:
+        if self._object is None:
+            raise OSError("rank 0 has made no object")
+        driver = self._driver
+        driver.call("cuMulticastAddDevice", self._object, driver.call("cuDeviceGet", driver.device.ordinal))
+
+    def _bind(self) -> None:
+        self._driver.call("cuMulticastBindMem", self._object, 0, self._handles[0], 0, self.nbytes, 0)
+        self._bound = True
+
+    def _map_object(self) -> None:
+        self._mapped.append(self._driver.map(self._object, self.nbytes))
+
+    def unmap(self) -> None:
+        """Unmap the memory of others and of all; idempotent. No kernel of this rank may still use that memory."""
         for start in self._mapped:
-            self._try("cuMemUnmap", start, self._nbytes)
-            self._try("cuMemAddressFree", start, self._nbytes)
+            self._driver.unmap(start, self.nbytes)
         self._mapped.clear()
 
     def free(self) -> None:
-        """Release the memory once all ranks have unmapped the object; idempotent."""
+        """Release the memory once all ranks have unmapped; idempotent. The last array on the slab still keeps it."""
+        driver = self._driver
         if self._bound:
-            self._try("cuMulticastUnbind", self._object, self._device.ordinal, 0, self._nbytes)
-        for handle in (self._memory, self._object):
-            if handle is not None:
-                self._try("cuMemRelease", handle)
-        self._bound, self._memory, self._object = False, None, None
+            driver.attempt("cuMulticastUnbind", self._object, driver.device.ordinal, 0, self.nbytes)
+        for handle in self._handles:
+            driver.attempt("cuMemRelease", handle)
+        self._bound, self._object = False, None
+        self._handles.clear()
 
-    def release(self) -> None:
-        """Give up memory that no kernel has used on any rank."""
-        self.close()
+    def close(self) -> None:
+        """Give up memory that no other rank uses; arrays on the slab still keep it."""
+        self._withdraw()
+        self.unmap()
         self.free()
 
-    def _try(self, name: str, *arguments: Any) -> None:
-        """Call a function of the driver; an error must not keep this rank from the other ranks' next step."""
-        with self._device.current, contextlib.suppress(OSError):
-            self._call(name, *arguments)
-
-
-def _connect(connected: list[Any], name: int) -> None:
-    connected.append(reach(name))
+    def _withdraw(self) -> None:
+        if self._offer is not None:
+            self._offer.close()
+            self._offer = None
 
 
 class DescriptorOffer:
-    """A descriptor on offer to processes of this user; `name` is a number for `reach`."""
+    """Descriptors on offer to processes of this user, closed by `close`; `name` is a number for `reach`."""
 
-    def __init__(self) -> None:
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self._descriptors = descriptors
         self.name: int = secrets.randbits(NAME_BITS)
         self._listener = socket.socket(socket.AF_UNIX)
         try:
             self._listener.bind(_place(self.name))
             self._listener.listen()
         except OSError:
-            self._listener.close()
+            self.close()
             raise
 
-    def give(self, descriptor: int, count: int) -> Generator[Pending, None, None]:
-        """Send the descriptor to `count` processes; a connection of another user is closed and not counted."""
+    def give(self, count: int) -> Generator[Pending, None, None]:
+        """Send the descriptors to `count` processes; a connection of another user is closed and not counted."""
         while count:
             while not is_readable(self._listener):
                 yield lambda: is_readable(self._listener)
             connected, _ = self._listener.accept()
             with connected:
                 if belongs_to_user(connected):
-                    socket.send_fds(connected, [b"\0"], [descriptor])
+                    socket.send_fds(connected, [b"\0"], self._descriptors)
                     count -= 1
 
     def close(self) -> None:
         self._listener.close()
+        for one in self._descriptors:
+            os.close(one)
 
 
 def reach(name: int) -> socket.socket:
@@ -272,15 +355,15 @@ def reach(name: int) -> socket.socket:
     return connected
 
 
-def take(connected: socket.socket) -> Generator[Pending, None, int]:
-    """Return the descriptor sent through a connection, and close the connection; raise OSError if none comes."""
+def take(connected: socket.socket, count: int) -> Generator[Pending, None, list[int]]:
+    """Return the descriptors sent through a connection, and close the connection; raise OSError if fewer come."""
     with connected:
         while not is_readable(connected):
             yield lambda: is_readable(connected)
-        _, descriptors, _, _ = socket.recv_fds(connected, 1, array.array("i").itemsize)
-    if len(descriptors) != 1:
+        _, descriptors, _, _ = socket.recv_fds(connected, 1, count * array.array("i").itemsize)
+    if len(descriptors) != count:
         raise OSError("the other process has closed the connection")
-    return descriptors[0]
+    return descriptors
 
 
 def _place(name: int) -> str:

@@ -44,8 +44,9 @@ HEAP = numpy.dtype([("slabs", "u8", MOST_RANKS), ("control", "u8"), ("patience",
 _ENDS = [("src", "u8"), ("dst", "u8"), ("count", "u8")]
 PACKETS = numpy.dtype([("heap", HEAP), *_ENDS, ("nan_bytes", "u8")], align=True)
 SHOTS = numpy.dtype([("heap", HEAP), *_ENDS, ("nan_bytes", "u8"), ("source_mark", "u8"), ("result_mark", "u8"),
-                     ("sources", "u8", MOST_RANKS), ("results", "u8", MOST_RANKS), ("staged", "u8"),
-                     ("multicast", "u8")], align=True)
+                     ("sources", "u8", MOST_RANKS), ("results", "u8", MOST_RANKS), *((name, "u8") for name in (
+                         "staged", "multicast", "source_group", "result_group", "source_place", "result_place"))],
+                    align=True)
 STEPS = numpy.dtype([("heap", HEAP), ("buffers", "u8", len(STEP_BUFFERS)), ("region", "u8"), *(
     (name, "u8") for name in ("nan_bytes", "rounds", "lanes", "parts", "writes", "round_count", "movers"))], align=True)
 PART = numpy.dtype([("start", "u8"), ("count", "u8"), ("buffer", "u4"), ("combine", "u4")])
@@ -105,22 +106,26 @@ class Places(NamedTuple):
     """The addresses of an array on all ranks, in the address space of this rank.
 
     `mark` identifies slab and offset of this rank's array; 0 means memory without access by other ranks. The kernels
-    use the addresses only if the `mark` is the same on all ranks.
+    use the addresses only if the `mark` is the same on all ranks. At `group` is the memory of all ranks at once, if it
+    is multicast memory, with the array at `offset`.
     """
 
     mark: int
     addresses: Sequence[int] = ()
+    group: int = 0
+    offset: int = 0
 
 
 NO_PLACES = Places(0)
 
 
 class Multicast(NamedTuple):
-    """Multicast memory of two sections: the address of this rank's own memory, and the address for all ranks at once.
+    """Memory of all ranks: this rank's own address, the address for all ranks at once, or 0, and each rank's address.
     """
 
     own: int
     group: int
+    addresses: Sequence[int] = ()
 
 
 class PeerHeap:
@@ -154,12 +159,13 @@ class PeerHeap:
         With `multicast` also of an all-gather by `multimem_gather`; `count` is then the number of units of a block.
 
         `sources` are the addresses of the ranks' inputs. `results`, not for `fold_all`, are the addresses of the
-        ranks' results. The kernel uses the addresses if all ranks have the same nonzero `mark`. Otherwise the data go
-        through the slabs.
+        ranks' results. The kernel uses the addresses, or the switch where both have a `group`, if all ranks have the
+        same nonzero `mark`. Otherwise the data go through the slabs.
         """
         return self._arguments(SHOTS, src=src, dst=dst, count=count, nan_bytes=nan_bytes, source_mark=sources.mark,
                                result_mark=results.mark, sources=_filled(sources.addresses),
-                               results=_filled(results.addresses),
+                               results=_filled(results.addresses), source_group=sources.group,
+                               result_group=results.group, source_place=sources.offset, result_place=results.offset,
                                staged=multicast.own if multicast is not None else self._staging,
                                multicast=multicast.group if multicast is not None else 0)
 
