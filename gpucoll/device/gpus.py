@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NCCL_ID = 128  # bytes
 BY_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
-CAPABILITIES = {70, 80, 90, 100, 120}  # GPUs on which NCCL uses LL128; others are not tested by NVIDIA
+VOLTA, HOPPER = 70, 90  # compute capabilities
 # The module of each package, and the part that is meant.
 _NAMES = {"cupy": ("cupy", ""), "nccl": ("cupy.cuda", "nccl"), "driver": ("cuda.bindings", "driver")}
 APART = ("GPUCOLL_DEVICE=emulated emulates a GPU for NumPy arrays, and arrays of a real GPU need another process: pass "
@@ -201,12 +201,13 @@ def moves_rows(gpus: Sequence[tuple[int, int]]) -> bool:
     """Return whether 128 bytes stored by one instruction on any of these GPUs reach the other GPUs together.
 
     A GPU is a pair: the number of its PCI id, and its compute capability (90 for 9.0). True on the conditions of NCCL's
-    LL128 protocol: NVLink between all pairs, one compute capability of `CAPABILITIES`. False also without NVML or
-    pynvml. Source: NCCL's tuning.cc.
+    LL128 protocol: NVLink between all pairs, and one compute capability from 7.0 on, or several from 9.0 on. False also
+    without NVML or pynvml. Source: `isLL128Enabled` in NCCL's tuning.cc.
     """
     numbers, capabilities = {pci for pci, _ in gpus}, {capability for _, capability in gpus}
+    oldest = VOLTA if len(capabilities) == 1 else HOPPER
     # Two ranks on parts of one GPU (MIG), or threads sharing a GPU, have no NVLink between them.
-    return len(numbers) == len(gpus) and len(capabilities) == 1 and capabilities <= CAPABILITIES and joined(numbers)
+    return len(numbers) == len(gpus) and min(capabilities) >= oldest and joined(numbers)
 
 
 def joined(numbers: Sequence[int] | set[int]) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import gpucoll as gc
 from gpucoll import emulation
 from harness.jobs import python
+from harness.sources import ROOT
 
 pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 
@@ -222,6 +223,23 @@ def test_the_faces_may_be_found_by_a_link(tmp_path):
     (tmp_path / "link").symlink_to(emulation.FACES)
     program = "from gpucoll.emulation import is_installed\nassert is_installed()\nimport cupy\nassert is_installed()"
     subprocess.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": str(tmp_path / "link")}, check=True)
+
+
+def test_programs_have_gpus_of_their_own():
+    """Children, and ranks of one launcher, share GPUs; two programs do not."""
+    say = "import cupy; print(cupy.cuda.Device(0).pci_bus_id, flush=True)"
+    with_child = f"{say}; import subprocess, sys; subprocess.run([sys.executable, '-c', {say!r}])"
+
+    def run(program, **variables):
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("EMULATED_", "PMI_"))}
+        clean["PYTHONPATH"] = f"{emulation.FACES}:{ROOT}"
+        return subprocess.run([sys.executable, "-c", program], env=clean | variables, check=True, capture_output=True,
+                              text=True).stdout.split()
+
+    one, other = run(with_child), run(with_child)
+    assert len(set(one)) == len(set(other)) == 1
+    assert one != other
+    assert run(say, PMI_RANK="0", PMI_SIZE="2") == run(say, PMI_RANK="1", PMI_SIZE="2") != one
 
 
 @pytest.mark.parametrize("wrong", [{"gpus": 0}, {"gpus": True}, {"gpus": 4097}, {"temper": "lax"}, {"seed": 0.5}])

@@ -30,9 +30,11 @@ def gpus(*numbers, capability=90):
     return [(number, capability) for number in numbers]
 
 
-def test_pairs_of_equal_gpus_on_nvlink_move_rows(library):
+def test_pairs_of_gpus_on_nvlink_move_rows_as_in_nccl(library):
     assert moves_rows(gpus(ONE, TWO))
     assert moves_rows(gpus(TWO, ONE, capability=70))
+    assert moves_rows(gpus(ONE, TWO, capability=86))  # a bridge of NVLink
+    assert moves_rows([(ONE, 90), (TWO, 103)])
     assert not moves_rows(gpus(ONE, TWO, THREE))  # one pair of three has no NVLink
     assert not moves_rows(gpus(ONE, THREE))
 
@@ -40,7 +42,6 @@ def test_pairs_of_equal_gpus_on_nvlink_move_rows(library):
 def test_other_gpus_do_not(library):
     assert not moves_rows(gpus(ONE, ONE))  # two ranks on one GPU
     assert not moves_rows(gpus(ONE, TWO, capability=61))
-    assert not moves_rows(gpus(ONE, TWO, capability=86))  # a bridge of NVLink, and not among NCCL's
     assert not moves_rows([(ONE, 80), (TWO, 90)])
 
 

@@ -153,9 +153,7 @@ class Handshake:
                     "although it opens; an IOMMU or ACS between their GPUs is the usual reason")
         # Ranks sharing a GPU have no common multicast memory.
         if self.unavailable_reason is None and self._place.size > 1 and not self.ranks_share_gpu:
-            for by_fabric in (True, False):
-                if self.multicast is None:
-                    yield from self._switch(by_fabric=by_fabric)
+            yield from self._switch(by_fabric=True)
         self._open = True
 
     def _lost(self, slabs: Sequence[int]) -> Generator[Pending, None, list[bool]]:
@@ -214,6 +212,8 @@ class Handshake:
         elif made:
             made[0].close()
             made[0].drop()
+        if by_fabric and not right:
+            yield from self._switch(by_fabric=False)
 
     def _reduces(self, name: str, samples: Sequence[numpy.ndarray[Any, Any]],
                  multicast: Multicast | None) -> Generator[Pending, None, bool]:

@@ -17,6 +17,7 @@ import time
 import traceback
 
 from gpucoll.errors import UsageError
+from gpucoll.launch.launchers import started
 
 from ._clocks import CLOCKS, clock_of, host_clock, join
 from .hostile import contexts, on
@@ -87,7 +88,9 @@ class Machine:
 
     def __init__(self, seed):
         self.devices = int(os.environ.get("EMULATED_GPUS") or os.environ.get("STAND_IN_GPUS", "1"))
-        self.bus = int(os.environ.get("EMULATED_BUS", "10"))  # the PCI bus of the first GPU
+        # The PCI bus of the first GPU: programs of one user have GPUs of their own, also under a launcher.
+        program = os.getppid() if started() else os.getpid()
+        self.bus = int(os.environ.setdefault("EMULATED_BUS", str(16 * (1 + program % 4000))))  # also of children
         # Guards handles and queues, and announces progress to waiting hosts.
         self.news = threading.Condition()
         self.fault = None
