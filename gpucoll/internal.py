@@ -55,7 +55,7 @@ from gpucoll.device.array_kernels import kernels_of
 from gpucoll.device.launch import Quantised
 from gpucoll.device.sources import MOMENTS, SHORT_FLOATS
 from gpucoll.executors import INSIDE, Call, CallRequest, Executor, ReadyCall, call_site
-from gpucoll.executors.engine.combining import combine
+from gpucoll.executors.engine.instructions import combine
 from gpucoll.health.farewell import Farewell
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import Options, options

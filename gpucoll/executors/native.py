@@ -21,7 +21,7 @@ from gpucoll.core.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.core.ops import LOGICAL, Op
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.executors import IN_PLACE, WAITS, Call, CallRequest, Executor, Refusal
-from gpucoll.executors.engine.combining import combine
+from gpucoll.executors.engine.instructions import combine
 from gpucoll.progress.operations import Operation, keep_for_ever
 
 # The threads of a process share the datatypes, and each datatype must be made once.

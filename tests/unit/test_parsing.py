@@ -11,7 +11,7 @@ import numpy
 from gpucoll import elementwise_op
 from gpucoll.core import parsing
 from gpucoll.core.dtypes import DTYPES
-from gpucoll.executors.engine.combining import combine
+from gpucoll.executors.engine.instructions import combine
 
 
 @contextmanager

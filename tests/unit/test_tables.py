@@ -12,7 +12,7 @@ from gpucoll.arrays import HOST, check_op
 from gpucoll.core.dtypes import DTYPES, numpy_dtype, row_of
 from gpucoll.core.ops import OPS, ReduceOp, elementwise_op, op_of, premul_sum
 from gpucoll.errors import ArgumentError, DtypeError
-from gpucoll.executors.engine.combining import combine
+from gpucoll.executors.engine.instructions import combine
 from harness.sources import files, tree_of
 from oracles import oracle
 

@@ -8,7 +8,6 @@ between nodes. Under the name `mpi` every rank counts as a separate node.
     plans         the engine's plans, found by call, and staging buffers
     instructions  a plan on bytes of the ranks' buffers: counters to await, operands to combine, counters to publish
     between_nodes messages between nodes: wires, the ranks to be greeted, and data that travel with a greeting
-    combining     rows combined by an op, outside of plans
     extension     loads the C++ engine; digest: a hash of the engine's sources
     neighbours    the same-node ranks, and access to their memory
     failures      what these ranks show of their failures and of their last calls

@@ -28,18 +28,19 @@ A part is (rank, buffer, offset in bytes). The engine looks up the base address 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
-from gpucoll.arrays import HOST, at
-from gpucoll.core.dtypes import Dtype, numpy_dtype
-from gpucoll.core.ops import Op
+from gpucoll.arrays import HOST, Array, at
+from gpucoll.arrays.reductions import combine_written
+from gpucoll.core.dtypes import DTYPES, Dtype, numpy_dtype
+from gpucoll.core.ops import EXACT_NAMES, Op
 from gpucoll.core.schedule import Schedule, Send
 from gpucoll.executors import CallRequest
 from gpucoll.executors.engine.between_nodes import WireRoles
-from gpucoll.executors.engine.combining import combine
+from gpucoll.executors.engine.extension import library
 from gpucoll.executors.engine.neighbours import BUFFERS
 from gpucoll.executors.engine.tables import (
     AGREE,
@@ -48,6 +49,7 @@ from gpucoll.executors.engine.tables import (
     END,
     GIVEN,
     INPUT,
+    OP_NAMES,
     OPEN,
     OPENING,
     OUTPUT,
@@ -323,6 +325,33 @@ def _shown_and_used(plan: Plan) -> tuple[set[int], set[int], bool]:
 
 def _counter_row(opcode: int, counter: int, peer: int = 0) -> Row:
     return opcode, peer, counter, None, 0, (), ()
+
+
+def numbers_of(op: Op, dtype: Dtype) -> tuple[int, int]:
+    """Return dtype and op by the engine's numbers; the op is -1 if NumPy combines."""
+    name = "sum" if op.factor is not None and op.name not in EXACT_NAMES else op.name
+    return list(DTYPES).index(dtype.name), OP_NAMES.index(name) if name in OP_NAMES else -1
+
+
+def combine(op: Op, dtype: Dtype, to: Array, rows: Sequence[Array]) -> None:
+    """Write op(...op(rows[0], rows[1])..., rows[-1]) to `to`, which may be one of the rows; two rows or more.
+
+    float16, bfloat16 and float8 are combined in float32 and rounded once. Integers wrap around; NaN propagates. The
+    exact ops are rounded once.
+
+    >>> import numpy
+    >>> from gpucoll.core.dtypes import row_of
+    >>> from gpucoll.core.ops import EXACT
+    >>> rows = [numpy.array([x]) for x in (1.0, 1e100, -1e100)]
+    >>> combine(EXACT["sum"], row_of("float64"), rows[0], rows)
+    >>> rows[0]
+    array([1.])
+    """
+    numbers = numbers_of(op, dtype)
+    if numbers[1] < 0:
+        combine_written(op, dtype, to, rows[0], rows[1:])
+    else:
+        library().combine(*numbers, to, (*rows,))
 
 
 def _combining(op: Op, dtype: Dtype, nbytes: int) -> Callable[..., None]:

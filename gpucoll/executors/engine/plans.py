@@ -14,8 +14,7 @@ from gpucoll.core.ops import LOGICAL
 from gpucoll.core.signature import is_refusal
 from gpucoll.executors import Call, Called, CallRequest, call_site, fingerprint, shortened
 from gpucoll.executors.engine.between_nodes import WireRoles
-from gpucoll.executors.engine.combining import numbers_of
-from gpucoll.executors.engine.instructions import Row, Writer
+from gpucoll.executors.engine.instructions import Row, Writer, numbers_of
 from gpucoll.executors.engine.neighbours import BUFFERS, SMALL, TINY, NodeRanks
 from gpucoll.executors.engine.tables import AGREE, CALL, GIVEN, INPUT, PAGE, RESULT, TEXT, PlanFlag
 from gpucoll.plan import Plan
