@@ -5,6 +5,7 @@ The binding is left out where it cannot be built; without the engine there is no
 
 import importlib.util
 import runpy
+import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,10 +28,11 @@ def ucx() -> "list[Extension]":
     import nanobind
 
     source = Path(nanobind.source_dir())
+    free = [("NB_FREE_THREADED", None)] if sysconfig.get_config_var("Py_GIL_DISABLED") else []
     return [Extension("gpucoll._ucx", ["kernels/binding/ucx.cc", str(source / "nb_combined.cpp")],
                       include_dirs=["kernels", nanobind.include_dir(),
                                     str(source.parent / "ext" / "robin_map" / "include")],
-                      depends=["kernels/binding/ucx.h", "kernels/engine/wire.h"],
+                      depends=["kernels/binding/ucx.h", "kernels/engine/wire.h"], define_macros=free,
                       extra_compile_args=["-O2", "-g0", "-std=c++17", "-fvisibility=hidden", "-fno-strict-aliasing"],
                       language="c++", optional=True)]
 

@@ -6,8 +6,8 @@
 // another thread, and calls without memory for their arrays, since Python tells the other ranks.
 //
 // A call made here honours the rules of `Progress.gate`: it holds the lock (`Gate`), and `queue` must be empty. Python's
-// lock is released while waiting for other ranks (`Unlocked`). A call that lasts goes on in `slow_wait`, in Python;
-// `mark_failed` reports a broken call.
+// lock is released while waiting for other ranks (`Unlocked`); without that lock, an engine has one of its own (`Held`).
+// A call that lasts goes on in `slow_wait`, in Python; `mark_failed` reports a broken call.
 #pragma once
 #include <cstdio>
 #include <memory>
@@ -57,6 +57,8 @@ struct Engine {
         // Reserved here, since appending happens inside garbage collections and must not throw.
         dropped.reserve(MOST_DROPPED);
     }
+
+    PyObject* guard() const { return object; }
 
     template <class Each> void references(Each each) {
         table.references(each);
@@ -482,8 +484,10 @@ struct BoundCall {
 
 // Do the call once more. Return the result, or NotImplemented if the call is left to Python.
 static Ref<> repeat(BoundCall& bound) {
-    if (!bound.engine || bound.engine->state.closed) return not_implemented();
+    if (!bound.engine) return not_implemented();
+    const Held held(bound.engine.object());
     Engine& engine = bound.engine->state;
+    if (engine.closed) return not_implemented();
     // `ndarray.resize` may have changed an array since `bind`.
     if (!fits(bound.known.plan->state.plan, bound.x.get(), bound.out.get())) return not_implemented();
     if (!is_free(engine, engine.queue)) return not_implemented();
@@ -510,6 +514,7 @@ static Ref<> bind(Engine& self, PyObject* given) {
 // Do a call with the arguments name, op, root or counts, algorithm, x, out; return the result, or NotImplemented if the
 // call is left to Python. The input of a v-variant may be a list of arrays, the result a list of blocks.
 static Ref<> call(Engine& self, PyObject* const* given) {
+    const Held held(self.object);
     if (self.closed) return not_implemented();
     PyObject* x = given[OPTIONS];
     const Entry* entry = self.table.find(key_of(self, given, x, given[OPTIONS + 1]));

@@ -211,8 +211,11 @@ static Ref<> add_call_site(Engine& self, PyObject* where) {
     return none();
 }
 
-// calling(): return the number of the call whose prepared function is running (see `call_prepared`), or 0.
-static Ref<> calling(Engine& self) { return number(static_cast<long long>(self.calling.load())); }
+// calling(): return the number of the call whose prepared function is running (see `call_prepared`), or 0. Without the
+// engine's lock, which a function in Python may keep for long.
+static PyObject* calling(PyObject* object, PyObject*) {
+    return bordered([&] { return number(static_cast<long long>(state_of<Engine>(object).calling.load())); });
+}
 
 // shares(): return nanoseconds summed over all calls, of own delay and of waiting for other ranks, and the time of the
 // end of the last call, 0 before the first: an engine may be made after many calls of other executors.
@@ -339,7 +342,7 @@ static PyMethodDef methods[] = {
     {"bind_wire", Method<bind_wire>::call, METH_VARARGS, nullptr},
     {"cache_call", Method<cache_call>::call, METH_VARARGS, nullptr},
     {"cache_renamed", Method<cache_renamed>::call, METH_VARARGS, nullptr},
-    {"calling", Method<calling>::call, METH_NOARGS, nullptr},
+    {"calling", calling, METH_NOARGS, nullptr},
     {"cancel_messages", Method<cancel_messages>::call, METH_NOARGS, nullptr},
     {"close", Method<close>::call, METH_NOARGS, nullptr},
     {"condemn", Method<condemn>::call, METH_VARARGS, nullptr},
@@ -384,10 +387,9 @@ static PyMethodDef functions[] = {{"combine", module_function<combine_rows>, MET
 static PyGetSetDef members[] = {{"thread", Method<thread>::get, nullptr, nullptr, nullptr},
                                 {"call_count", Method<call_count>::get, nullptr, nullptr, nullptr},
                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};
-static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_engine", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
 
-// Return the module. `sources` is the digest of the source files: Python refuses a module built from other files.
-static Ref<> make_module() {
+// Fill the module. `sources` is the digest of the source files: Python refuses a module built from other files.
+static void fill(PyObject* made) {
     const std::pair<PyObject**, const char*> names[] = {
         {&failure_name, "failure"}, {&owner_name, "_owner"}, {&slow_wait_name, "slow_wait"}, {&broken_name, "broken"},
         {&check_failures_name, "check_failures"}, {&attach_name, "attach"}, {&differ_name, "differ"},
@@ -403,16 +405,27 @@ static Ref<> make_module() {
     make_type<PlanState>("gpucoll._engine.Plan");
     make_type<BoundCall>("gpucoll._engine.Bound", true);
     make_type<Request>("gpucoll._engine.Request");
-    Ref<> made = checked(PyModule_Create(&definition));
-    check(PyModule_AddStringConstant(made.get(), "sources", GC_SOURCES) == 0);
-    check(PyModule_AddIntConstant(made.get(), "BOX", sizeof(Ring)) == 0);
-    check(PyModule_AddObjectRef(made.get(), "Engine", reinterpret_cast<PyObject*>(&type_of<Engine>)) == 0);
-    return made;
+    check(PyModule_AddStringConstant(made, "sources", GC_SOURCES) == 0);
+    check(PyModule_AddIntConstant(made, "BOX", sizeof(Ring)) == 0);
+    check(PyModule_AddObjectRef(made, "Engine", reinterpret_cast<PyObject*>(&type_of<Engine>)) == 0);
 }
+
+static int execute(PyObject* made) {
+    import_array1(-1);
+    const auto done = Ref<>::steal(bordered([&] { return fill(made), none(); }));
+    return done ? 0 : -1;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, reinterpret_cast<void*>(execute)},
+#if defined(Py_mod_multiple_interpreters)
+                                   {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
+#endif
+#if defined(Py_mod_gil)
+                                   {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+                                   {0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_engine", nullptr, 0, functions, slots, nullptr, nullptr, nullptr};
 
 }  // namespace gpucoll
 
-PyMODINIT_FUNC PyInit__engine() {
-    import_array();
-    return gpucoll::bordered(gpucoll::make_module);
-}
+PyMODINIT_FUNC PyInit__engine() { return PyModuleDef_Init(&gpucoll::definition); }

@@ -27,6 +27,8 @@ struct Request {
     Request(const Request&) = delete;
     ~Request() { forget(); }
 
+    PyObject* guard() const { return engine.object(); }
+
     template <class Each> void references(Each each) {
         each(engine);
         each(array);
@@ -36,6 +38,7 @@ struct Request {
     // array.
     void forget() {
         if (!array) return;
+        const Held held(guard());
         Ref<> kept = std::move(array);
         std::vector<std::pair<std::shared_ptr<Transfer>, Ref<>>>& dropped = engine->state.dropped;
         // Another thread uses `Mailbox` without Python's lock: hand the message over, to be cancelled by that thread.
@@ -261,7 +264,10 @@ static Ref<> exchange(Engine& self, PyObject* const* given, Py_ssize_t count) {
 }
 
 static PyObject* exchange_method(PyObject* object, PyObject* const* given, Py_ssize_t count) {
-    return bordered([&] { return exchange(state_of<Engine>(object), given, count); });
+    return bordered([&] {
+        const Held held(object);
+        return exchange(state_of<Engine>(object), given, count);
+    });
 }
 
 static PyMethodDef request_methods[] = {{"Cancel", Method<cancel>::call, METH_NOARGS, nullptr},

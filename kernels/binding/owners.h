@@ -125,6 +125,25 @@ class Unlocked {
     PyThreadState* state;
 };
 
+// Holds the lock of an object for a block, where Python has no lock of its own (free threading). Like Python's lock it is
+// given up while `Unlocked`, and may be given up in any call of Python: between two such calls no other thread interferes.
+class Held {
+  public:
+#if defined(Py_GIL_DISABLED)
+    explicit Held(PyObject* object) { PyCriticalSection_Begin(&section, object); }
+    ~Held() { PyCriticalSection_End(&section); }
+#else
+    explicit Held(PyObject*) {}
+    ~Held() {}
+#endif
+    Held(const Held&) = delete;
+
+#if defined(Py_GIL_DISABLED)
+  private:
+    PyCriticalSection section;
+#endif
+};
+
 // Turn the C++ exception being handled into Python's error.
 static void set_error() {
     try {
@@ -151,7 +170,7 @@ template <class Function> static PyObject* bordered(Function function) noexcept 
 }
 
 // A Python object around a C++ `State`. The state has `references`, which applies a function to each Ref of the state,
-// and `forget`, which breaks cycles of references.
+// `forget`, which breaks cycles of references, and, with methods, `guard`, the object whose lock a method holds.
 template <class State> struct Object {
     PyObject_HEAD
     vectorcallfunc vectorcall;
@@ -216,12 +235,18 @@ template <class State> static void make_type(const char* name, bool is_called = 
 template <auto function> struct Method;
 template <class State, Ref<> (*function)(State&, PyObject*)> struct Method<function> {
     static PyObject* call(PyObject* object, PyObject* given) {
-        return bordered([&] { return function(state_of<State>(object), given); });
+        return bordered([&] {
+            const Held held(state_of<State>(object).guard());
+            return function(state_of<State>(object), given);
+        });
     }
 };
 template <class State, Ref<> (*function)(State&)> struct Method<function> {
     static PyObject* call(PyObject* object, PyObject*) {
-        return bordered([&] { return function(state_of<State>(object)); });
+        return bordered([&] {
+            const Held held(state_of<State>(object).guard());
+            return function(state_of<State>(object));
+        });
     }
     static PyObject* get(PyObject* object, void*) { return call(object, nullptr); }
 };

@@ -3,7 +3,7 @@
 // Python's object `comm` has mpi4py's `Isend` and `Irecv` of an array of bytes. Its requests have `Test` and `Cancel`,
 // those of receives also `length` (gpucoll/communicator/transports.py).
 //
-// Threads. Python's lock guards everything here. A method of Python's may let another thread in, so a piece that has
+// Threads. Python's lock guards everything here, or without it the lock of one object (`Held`). A method of Python's may let another thread in, so a piece that has
 // ended stays in the list until no thread looks at the list.
 //
 // Errors. An exception, of the transport or of a signal's handler, is kept, and raised by the call under way.
@@ -43,6 +43,7 @@ class PythonWire final : public Wire {
 
     bool progress() noexcept override {
         const Locked locked;
+        const Held held(isend.get());
         if (is_testing) return false;  // the thread that tests does the same work
         const Look look(*this);
         is_testing = true;
@@ -55,6 +56,7 @@ class PythonWire final : public Wire {
 
     void cancel(WireMessage& message) noexcept override {
         const Locked locked;
+        const Held held(isend.get());
         const Look look(*this);
         for (Piece& one : pieces) {
             if (one.message != &message) continue;
@@ -71,6 +73,7 @@ class PythonWire final : public Wire {
 
     // Raise the exception kept, if there is one.
     void raise_kept() {
+        const Held held(isend.get());
         if (!failure) return;
         failure->restore();
         failure.reset();
@@ -101,6 +104,7 @@ class PythonWire final : public Wire {
 
     void begin(WireMessage& message, uint32_t peer, bool sends, uint64_t tag, char* row, uint64_t nbytes) noexcept {
         const Locked locked;
+        const Held held(isend.get());
         message.peer = peer;
         message.sends = sends;
         message.error = 0;

@@ -3,6 +3,7 @@
 import itertools
 import os
 import pickle
+import sysconfig
 import threading
 import time
 import tracemalloc
@@ -12,6 +13,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.communicator.objects import LONG_BYTES
+from harness.jobs import python
 
 
 @pytest.mark.parametrize("executor", ["shared", "mpi"])
@@ -45,6 +47,15 @@ def test_many_threads_on_a_core_leave_it_to_the_late_one(monkeypatch):
             assert all(later - look > 0.03 for look, later in itertools.pairwise(mine)), mine
 
     gc.run_local(program, len(looks), timeout=600.0)
+
+
+@pytest.mark.skipif(not sysconfig.get_config_var("Py_GIL_DISABLED"), reason="this Python keeps its lock")
+def test_extension_modules_leave_pythons_lock_off():
+    program = """if True:
+        import sys, gpucoll._engine, gpucoll._ucx
+        assert not sys._is_gil_enabled()"""
+    found = python("-W", "error", "-c", program, env={"PYTHON_GIL": ""})  # as if it were not set
+    assert found.returncode == 0, found.stderr
 
 
 class Stubborn:

@@ -1,10 +1,14 @@
+# Copyright Spack Project Developers. See COPYRIGHT file for details.
+#
+# SPDX-License-Identifier: (Apache-2.0 OR MIT)
 from spack_repo.builtin.build_systems.python import PythonPackage
 
 from spack.package import *
 
 
 class PyGpucoll(PythonPackage):
-    """Collective communication for NumPy and CuPy arrays over MPI and NCCL, where an algorithm is data."""
+    """Collective communication for NumPy and CuPy arrays over MPI and NCCL, where an algorithm
+    is data."""
 
     homepage = "https://gpucoll.example"
     pypi = "gpucoll/gpucoll-0.2.0.tar.gz"
