@@ -231,7 +231,7 @@ def driver():
         memory = multicast.MulticastMemory(maker, 1 << 25)
         words, found = memory.export(), done(memory.join(alone, [[]]))
         # As if the words came from another rank.
-        memory._map_all([[memory._handle(words[1:9]) if by_fabric else os.dup(0)], []], [])
+        memory._map_all([[], [multicast._FABRIC.pack(*words[1:9]) if by_fabric else os.dup(0)]], [])
         if found != Multicast(1 << 30, 1 << 30, [1 << 30]):
             wrong.append(f"join returned {found}")
         memory.close()

@@ -226,7 +226,7 @@ class MulticastMemory:
         if driver.by_fabric:
             for rank in others:
                 count, *words = everybody[rank]
-                found[rank] = [self._handle(words[8 * number:][:8]) for number in range(count)]
+                found[rank] = [_FABRIC.pack(*words[8 * number:][:8]) for number in range(count)]
             return found
         connected: dict[int, socket.socket] = {}
         try:
@@ -245,11 +245,6 @@ class MulticastMemory:
             for one in connected.values():
                 one.close()
         return found
-
-    def _handle(self, words: Sequence[int]) -> Any:
-        handle = self._driver.names.CUmemFabricHandle()
-        handle.data = _FABRIC.pack(*words)
-        return handle
 
     def _map_all(self, given: Sequence[Sequence[Any]], addresses: list[int]) -> None:
         driver = self._driver

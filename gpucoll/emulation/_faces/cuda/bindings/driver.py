@@ -124,7 +124,7 @@ def cuMemImportFromShareableHandle(osHandle, shHandleType):
     if shHandleType == CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC:
         if os.environ["EMULATED_SWITCH"] == "unplugged":
             return FORBIDDEN, None
-        process, number = FABRIC.unpack(osHandle.data)
+        process, number = FABRIC.unpack(osHandle)
         file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
     else:
         file = os.dup(osHandle)
