@@ -18,7 +18,7 @@ from gpucoll.errors import BackendError, MismatchError, UsageError
 
 
 @dataclass(slots=True)
-class Offer:
+class CopyOffer:
     """A message: the sender's memory and GPU, the event before the copy and, once the copy is enqueued, that after it.
     """
 
@@ -42,14 +42,14 @@ class LocalTransport(DeviceTransport):
     # The ranks exchange events on the host for every group, and a CUDA graph does not repeat calls on the host.
     capturable = False
 
-    def __init__(self, rank: int, offers: dict[Any, Offer], device: Any, *, are_users: bool = False) -> None:
+    def __init__(self, rank: int, offers: dict[Any, CopyOffer], device: Any, *, are_users: bool = False) -> None:
         self._rank, self._offers, self._device, self._are_users = rank, offers, device, are_users
         self._sent, self._received = (collections.defaultdict[Any, Any](itertools.count) for _ in range(2))
 
     def group(self, sends: Sequence[GroupPart], receives: Sequence[GroupPart], stream: Any) -> Waiting:
         offers, rank, ordinal, ready = self._offers, self._rank, self._device.ordinal, self._device.mark(stream)
-        taken, wrong = list[Offer](), list[MismatchError]()
-        mine = [Offer(part.address, part.nbytes, ordinal, ready) for part in sends]
+        taken, wrong = list[CopyOffer](), list[MismatchError]()
+        mine = [CopyOffer(part.address, part.nbytes, ordinal, ready) for part in sends]
         # Send all offers and number all receives before the first wait: otherwise two ranks may wait for each other.
         for part, offer in zip(sends, mine, strict=True):
             offers[rank, part.peer, part.tag, next(self._sent[part.peer, part.tag])] = offer
@@ -69,7 +69,7 @@ class LocalTransport(DeviceTransport):
         if wrong:
             raise wrong[0]
 
-    def _copy(self, offer: Offer, part: GroupPart, stream: Any, wrong: list[MismatchError]) -> None:
+    def _copy(self, offer: CopyOffer, part: GroupPart, stream: Any, wrong: list[MismatchError]) -> None:
         if offer.ordinal != self._device.ordinal:
             raise UsageError(f"rank {part.peer} is on GPU {offer.ordinal}, this rank on GPU {self._device.ordinal}; "
                              "ranks that are threads can only share one GPU", code="GC-DEVICE")

@@ -17,10 +17,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 WAYS = ("core", "numa", "none")
-ROOT = Path("/")
+SYSTEM_ROOT = Path("/")
 
 
-def processors(how: str, rank: int, size: int, allowed: Collection[int], *, root: Path = ROOT,
+def processors(how: str, rank: int, size: int, allowed: Collection[int], *, root: Path = SYSTEM_ROOT,
                environment: Mapping[str, str] = os.environ) -> set[int]:
     """Return the processors, among those `allowed`, of the rank number `rank` of the `size` ranks of this host.
 
@@ -40,14 +40,14 @@ def processors(how: str, rank: int, size: int, allowed: Collection[int], *, root
     return own[homes[:rank].count(homes[rank])] if alone else nodes[homes[rank]]
 
 
-def numa_nodes(allowed: Collection[int], root: Path = ROOT) -> dict[int, set[int]]:
+def numa_nodes(allowed: Collection[int], root: Path = SYSTEM_ROOT) -> dict[int, set[int]]:
     """Return the processors `allowed` of each NUMA node with any, by the node's number."""
     files = root.glob("sys/devices/system/node/node[0-9]*/cpulist")
     found = {int(file.parent.name[4:]): numbers(file.read_text()) & {*allowed} for file in files}
     return {node: found[node] for node in sorted(found) if found[node]} or {0: {*allowed}}
 
 
-def near(pci: str, root: Path = ROOT) -> set[int]:
+def near(pci: str, root: Path = SYSTEM_ROOT) -> set[int]:
     """Return the processors near the GPU of a PCI id, for example 0000:17:00.0; empty if unknown."""
     try:
         return numbers(root.joinpath("sys/bus/pci/devices", pci[-12:].lower(), "local_cpulist").read_text())

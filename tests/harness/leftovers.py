@@ -64,10 +64,10 @@ def put_back(container: Any) -> "Callable[[dict[Any, Any], dict[Any, Any]], None
 def variables():
     """Return the environment, without the name of the running test, and without variables that are set for good.
 
-    A rank marks the environment of its descendants, and scikit-learn sets variables of its libraries.
+    Ranks and emulated GPUs mark the environment of their descendants; scikit-learn sets variables of its libraries.
     """
     return {name: value for name, value in os.environ.items()
-            if name not in ("PYTEST_CURRENT_TEST", "_GPUCOLL_PROCESS") and not name.startswith("KMP_")}
+            if name not in ("PYTEST_CURRENT_TEST", "_GPUCOLL_PROCESS", "EMULATED_BUS") and not name.startswith("KMP_")}
 
 
 def descriptors():

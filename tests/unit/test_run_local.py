@@ -30,6 +30,15 @@ def test_the_first_error_is_raised_and_ends_the_others_waits(executor):
     assert time.monotonic() - began < 300
 
 
+def test_an_injected_failure_ends_the_communicator(monkeypatch):
+    monkeypatch.setenv("GPUCOLL_FAULT", "rank:0,seq:1,phase:after_send,do:raise")
+    with gc.init_local(1)[0] as comm:
+        with pytest.raises(gc.BackendError, match="GC-FAULT"):
+            comm.all_reduce(numpy.ones(5))
+        with pytest.raises(gc.RevokedError):
+            comm.barrier()
+
+
 def test_many_threads_on_a_core_leave_it_to_the_late_one(monkeypatch):
     """Waiting threads sleep; looks of Python in between are rare, as all share Python's lock. Load only delays them."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})

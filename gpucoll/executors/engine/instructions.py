@@ -159,6 +159,7 @@ class Writer:
             if step.peer not in left:
                 continue
             left.remove(step.peer)
+            # Longer data take a message of their own, after the greeting.
             if self._bytes(step.span) <= OPENING:
                 self._greets.add(step.number)
                 if step.sends:
