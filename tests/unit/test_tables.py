@@ -51,8 +51,8 @@ def test_mpis_ops_are_read_beside_an_op_that_mpi_lacks(monkeypatch, constant):
 def test_half_precision_is_rounded_once_per_reduction():
     """1 + 2^-11 + 2^-11 is 1 when rounded after each addition, and 1 + 2^-10 when rounded once."""
     one, half_step = numpy.ones(40000, numpy.float16), numpy.full(40000, 2.0**-11, numpy.float16)
-    result = numpy.empty_like(one)
     for op in (OPS["sum"], elementwise_op("a + b")):
+        result = numpy.zeros_like(one)
         combine(op, DTYPES["float16"], result, (one, half_step, half_step))
         assert (result == numpy.float16(1 + 2.0**-10)).all()
 
