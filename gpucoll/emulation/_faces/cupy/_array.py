@@ -14,9 +14,8 @@ import warnings
 import numpy
 
 from . import _dlpack, _memory
-from ._indices import indices, inside
 from ._machine import MACHINE, check, on_device
-from ._operands import hosts, like
+from ._operands import hosts, indices, inside, like
 from ._order import span, touched, written
 from .cuda import runtime
 from .cuda.stream import _BaseStream, get_current_stream

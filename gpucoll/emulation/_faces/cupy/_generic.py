@@ -12,8 +12,8 @@ import types
 import numpy
 
 from . import _array, _operands
-from ._indices import indices, inside
 from ._machine import MACHINE, check, on_device
+from ._operands import indices, inside
 from ._order import span, touched, written
 from .cuda.stream import get_current_stream
 

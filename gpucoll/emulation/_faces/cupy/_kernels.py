@@ -12,9 +12,8 @@ import numpy
 from . import _operands
 from ._array import ndarray
 from ._machine import MACHINE
-from ._memory import bounded
-from ._order import span, touched, written
-from ._raw import check_addresses
+from ._order import span, touched
+from ._raw import check_addresses, enqueue_kernel
 from ._source import HostFunction, library, split_options
 from .cuda.stream import get_current_stream
 
@@ -53,13 +52,6 @@ def cpp(dtype):
     return CPP[dtype.char]
 
 
-def scalar_type(value, others):
-    """Return the dtype of a number: NumPy 2's rule for Python's numbers beside arrays of the same letter."""
-    if isinstance(value, numpy.generic):
-        return value.dtype
-    return numpy.result_type(*others, value) if others else numpy.asarray(value).dtype
-
-
 def letters(params, args):
     """Return the types of the letters, from the arguments: arrays before Python's numbers."""
     types = {}
@@ -69,7 +61,7 @@ def letters(params, args):
             raise TypeError(f"Type is mismatched. {param.name} {arg.dtype} {types[param.type]}")
     for param, arg in zip(params, args, strict=True):
         if param.dtype is None and param.type not in types:
-            types[param.type] = scalar_type(arg, [])
+            types[param.type] = numpy.asarray(arg).dtype
     return types
 
 
@@ -103,17 +95,12 @@ def launched(name, code, places, words, reads, options=()):
     addresses = [place.address for place in places if isinstance(place.held, ndarray)]
     check_addresses(name, numpy.array(addresses, numpy.uint64), queue.device)
     numbers = [place.held for place in places if not isinstance(place.held, ndarray)]
-
     arrays = [place.held for place in places if isinstance(place.held, ndarray)]
-    check_written, running = written(arrays[:reads]), bounded(name, addresses)
 
     def run(_kept=(stack, numbers)):
-        check_written()
-        with running():
-            function.run((1, 1, 1), (1, 1, 1), given, 0)
-        return True
+        function.run((1, 1, 1), (1, 1, 1), given, 0)
 
-    MACHINE.submit(queue, lambda: run, kernel=True)
+    enqueue_kernel(queue, name, run, arrays[:reads], addresses)
     spans = [*map(span, arrays)]
     touched(queue, spans[:reads], spans[reads:])
 

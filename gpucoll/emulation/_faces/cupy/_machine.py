@@ -51,6 +51,11 @@ def check(condition, status, words=""):
         raise CUDARuntimeError(status, words)
 
 
+def have_ended(points):
+    """Return whether in each queue, of pairs (queue, count), so many actions have ended."""
+    return all(queue.ended >= count for queue, count in points)
+
+
 class Queue:
     """A stream: a sequence of actions, each begun after the end of its predecessors and dependencies."""
 
@@ -61,14 +66,11 @@ class Queue:
         self.capture, self.priority = None, 0
         self.clocks = {}  # by number of an action: the actions known to be before it, see _order.py
 
-    def ready(self, dependencies):
-        return all(queue.ended >= count for queue, count in dependencies)
-
     def advance(self, most):
         """Run up to `most` actions, as far as possible without blocking; return the number of ended actions."""
         # An action returns whether the action has ended; otherwise a later round asks again, and nothing blocks.
         done = 0
-        while done < most and self.work and self.ready(self.work[0][0]) and self.work[0][1]():
+        while done < most and self.work and have_ended(self.work[0][0]) and self.work[0][1]():
             self.work.popleft()
             self.ended += 1
             done += 1
@@ -78,16 +80,15 @@ class Queue:
         """Return whether a kernel is queued and the first action waits for no other stream and not for the host."""
         # A copy: the GPU's thread removes actions meanwhile.
         work = list(self.work)
-        first = work[0] if work else None
-        return first is not None and any(kernel for _, _, kernel in work) and self.ready(first[0]) and (
-            not getattr(first[1], "on_host", False))
+        return any(kernel for *_, kernel in work) and have_ended(work[0][0]) and not getattr(
+            work[0][1], "on_host", False)
 
 
 class Machine:
     """All GPUs of this process. Any thread may call `submit`; a single thread of the machine does the work."""
 
     def __init__(self, seed):
-        self.devices = int(os.environ.get("EMULATED_GPUS") or os.environ.get("STAND_IN_GPUS", "1"))
+        self.devices = int(os.environ.get("EMULATED_GPUS") or 1)
         # The PCI bus of the first GPU: programs of one user have GPUs of their own, also under a launcher.
         program = os.getppid() if started() else os.getpid()
         self.bus = int(os.environ.setdefault("EMULATED_BUS", str(16 * (1 + program % 4000))))  # also of children
@@ -345,16 +346,13 @@ class Machine:
 
     def finish(self, points):
         """Wait until each (queue, count) has ended; raise error 719 after a fault."""
-        def are_over():
-            return all(queue.ended >= count for queue, count in points)
-
-        while not are_over():
+        while not have_ended(points):
             with self.news:
                 # `round` clears `hurry` as soon as all queues are empty, so set `hurry` in every turn.
                 self.hurry = True
                 self.news.notify_all()
                 if self.has_thread:
-                    self.news.wait_for(are_over, 0.1)
+                    self.news.wait_for(lambda: have_ended(points), 0.1)
             if not (self.has_thread or self.help()):
                 time.sleep(NAP)
         for queue, count in points:

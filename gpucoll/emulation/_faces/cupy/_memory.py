@@ -144,8 +144,7 @@ class Adopted:
 
     def __init__(self, host, device):
         self.device_id, self.ptr, self.size = device, host.ctypes.data, host.nbytes
-        row = numpy.frombuffer((ctypes.c_char * self.size).from_address(self.ptr), numpy.uint8)
-        self._chunk, self._host = Chunk(self.size, device, row, unit=1), host
+        self._chunk, self._host = Chunk(self.size, device, bytes_at(self.ptr, self.size), unit=1), host
 
     def __del__(self):
         if hasattr(self, "_chunk"):
@@ -251,8 +250,8 @@ def copied(queue, dst, src, size):
     may not read or change the memory before the end: the bytes to read are overwritten first, a change is an error.
     """
     chunks = [chunk_at(address) for address in (dst, src)]
-    to, begun = (numpy.frombuffer((ctypes.c_char * size).from_address(address), numpy.uint8) if chunk is None
-                 else view(address, size, chunk.device) for address, chunk in zip((dst, src), chunks, strict=True))
+    to, begun = (bytes_at(address, size) if chunk is None else view(address, size, chunk.device)
+                 for address, chunk in zip((dst, src), chunks, strict=True))
     is_late = [chunk is not None or is_pinned(address) for address, chunk in zip((dst, src), chunks, strict=True)]
     staged = begun.copy() if chunks[1] is None else begun
     to_pinned = chunks[0] is None and is_late[0]
@@ -294,15 +293,18 @@ def chunk_at(address):
     return found if found is not None and address < found.start + found.nbytes else None
 
 
+def bytes_at(address, nbytes):
+    """Return the bytes at an address, which nothing checks."""
+    return numpy.frombuffer((ctypes.c_char * nbytes).from_address(address), numpy.uint8)
+
+
 def view(address, nbytes, device):
     """Return the bytes at `address`; raise cudaErrorIllegalAddress unless all are living memory of `device`."""
     if nbytes == 0:
         return numpy.empty(0, numpy.uint8)
     chunk = chunk_at(address)
-    if chunk is None and foreign:
-        return numpy.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))
-    if chunk is None and any(start <= address < start + CONSTANT for start in variables):
-        return numpy.frombuffer((ctypes.c_char * nbytes).from_address(address), numpy.uint8)
+    if chunk is None and (foreign or any(start <= address < start + CONSTANT for start in variables)):
+        return bytes_at(address, nbytes)
     check(chunk is not None and chunk.live, 700, f"no memory at {address:#x}")
     check(chunk.device == device, 700, f"{address:#x} is memory of GPU {chunk.device}, not {device}")
     first = address - chunk.start

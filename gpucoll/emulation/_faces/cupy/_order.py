@@ -42,12 +42,7 @@ class Access(NamedTuple):
 
 def span(array):
     """Return the first address of an array's bytes, and the one after the last."""
-    host = array._host
-    if not host.size:
-        return 0, 0
-    reach = [(length - 1) * stride for length, stride in zip(host.shape, host.strides, strict=True)]
-    start = host.ctypes.data
-    return start + sum(one for one in reach if one < 0), start + sum(one for one in reach if one > 0) + host.itemsize
+    return numpy.lib.array_utils.byte_bounds(array._host) if array.size else (0, 0)
 
 
 def line():

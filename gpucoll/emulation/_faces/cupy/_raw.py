@@ -19,7 +19,7 @@ from ._array import ndarray
 from ._capture import synchronising
 from ._machine import MACHINE
 from ._order import span, touched, written
-from ._source import HostFunction, kernels_of, library, split_options, three
+from ._source import HostFunction, has_run, kernels_of, library, no_counterpart, split_options, three
 from .cuda.driver import CUDADriverError
 from .cuda.stream import get_current_stream
 
@@ -39,7 +39,7 @@ class RawModule:
             raise UsageError(f"{path}: a compiled GPU binary cannot run on the host; pass the source as code=",
                              code="GC-EMULATION")
         if jitify:
-            raise UsageError("jitify has no counterpart on the host", code="GC-EMULATION")
+            raise no_counterpart("jitify")
         if backend not in ("nvrtc", "nvcc") or (backend == "nvcc" and name_expressions):
             raise ValueError("backend must be nvrtc, or nvcc without name_expressions")
         self.code, self.file_path, self.backend, self.name_expressions = code, path, backend, name_expressions
@@ -142,21 +142,26 @@ class UserKernel:
                 check_addresses(self.name, numpy.frombuffer(row, numpy.uint64), queue.device)
 
         constants = entry.constants()
-        check_written = written([one for one, is_read in zip(args, constants, strict=False)
-                                 if is_read and isinstance(one, ndarray)])
-        running = _memory.bounded(self.name, [int.from_bytes(row, "little") for row in given if len(row) == 8])
-
-        def run():
-            check_written()
-            with running():
-                entry.run(grid, block, given, shared_mem)
-            return True
-
-        MACHINE.submit(queue, lambda: run, kernel=True)
+        read = [one for one, is_read in zip(args, constants, strict=False) if is_read and isinstance(one, ndarray)]
+        enqueue_kernel(queue, self.name, lambda: entry.run(grid, block, given, shared_mem), read,
+                       [int.from_bytes(row, "little") for row in given if len(row) == 8])
         spans = [span(one) if isinstance(one, ndarray) else first_byte(row)
                  for one, row in zip(args, given, strict=False)]
         touched(queue, [one for one, is_read in zip(spans, constants, strict=False) if is_read],
                 [one for one, is_read in zip(spans, constants, strict=False) if not is_read], self.name)
+
+
+def enqueue_kernel(queue, name, run, read, addresses):
+    """Enqueue a program's kernel: UsageError if it reads arrays without values, or writes beside the memory it has."""
+    check_written, running = written(read), _memory.bounded(name, addresses)
+
+    def act():
+        check_written()
+        with running():
+            run()
+        return True
+
+    MACHINE.submit(queue, lambda: act, kernel=True)
 
 
 def first_byte(row):
@@ -219,16 +224,7 @@ class Function:
         """Return the action of a kernel; a kernel waiting for other ranks runs in pieces."""
         if hasattr(self._library, "gc_world"):
             return _RunningKernel(self._library, self._name, blocks, threads, argument)
-        return lambda: self._run(blocks, threads, argument)
-
-    def _run(self, blocks, threads, argument):
-        _raise_fault(self._name, self._call(blocks, threads, ctypes.c_void_p(argument.ctypes.data)))
-        return True
-
-
-def _raise_fault(name, fault):
-    if fault is not None:
-        raise RuntimeError(f"{name}: {fault.decode()}")
+        return lambda: has_run(self._name, self._call(blocks, threads, ctypes.c_void_p(argument.ctypes.data)))
 
 
 class _RunningKernel:
@@ -249,10 +245,9 @@ class _RunningKernel:
         if library.gc_advance(self._world, 0):
             return False
         try:
-            _raise_fault(self._name, library.gc_complaint(self._world))
+            return has_run(self._name, library.gc_complaint(self._world))
         finally:
             library.gc_end(self._world)
-        return True
 
 
 def check_addresses(name, argument, device):

@@ -50,15 +50,20 @@ class CompileException(Exception):
         return self._msg
 
 
+def no_counterpart(what):
+    """Return the error for what the host lacks."""
+    return UsageError(f"{what} has no counterpart on the host", code="GC-EMULATION")
+
+
 def host_source(code):
     """Return the source as g++ takes it; raise UsageError for headers and assembly without a counterpart."""
     code = TIMER.sub(r"\1 = gc_nanoseconds()", code)
     bare = COMMENT.sub(" ", code)
     if PTX.search(bare):
-        raise UsageError("inline PTX has no counterpart on the host", code="GC-EMULATION")
+        raise no_counterpart("inline PTX")
     beyond = GRID.search(bare)
     if beyond is not None:
-        raise UsageError(f"{beyond[0].strip('( ')} has no counterpart on the host", code="GC-EMULATION")
+        raise no_counterpart(beyond[0].strip("( "))
 
     def header(found):
         name = found[1]
@@ -68,7 +73,7 @@ def host_source(code):
             return f"#include <{name.removeprefix('cuda/std/')}>"
         what = next((words for part, words in LACKING.items() if part in name), None)
         if what is not None:
-            raise UsageError(f"<{name}>: {what} has no counterpart on the host", code="GC-EMULATION")
+            raise no_counterpart(f"<{name}>: {what}")
         return found[0]
 
     code = STATIC.sub("__shared__", INTEGER.sub("", INCLUDE.sub(header, code)))
@@ -130,10 +135,15 @@ class HostFunction:
         """Run the kernel; raise RuntimeError with the first fault of a thread."""
         sizes = (ctypes.c_uint64 * len(arguments))(*map(len, arguments))
         texts = [ctypes.cast(ctypes.c_char_p(one), ctypes.c_void_p) for one in arguments]
-        fault = self._call((ctypes.c_uint32 * 6)(*grid, *block), ctypes.c_uint64(shared),
-                           (ctypes.c_void_p * len(arguments))(*texts), sizes)
-        if fault is not None:
-            raise RuntimeError(f"{self.name}: {fault.decode()}")
+        has_run(self.name, self._call((ctypes.c_uint32 * 6)(*grid, *block), ctypes.c_uint64(shared),
+                                      (ctypes.c_void_p * len(arguments))(*texts), sizes))
+
+
+def has_run(name, fault):
+    """Return True; raise RuntimeError if the kernel has found a fault."""
+    if fault is not None:
+        raise RuntimeError(f"{name}: {fault.decode()}")
+    return True
 
 
 def split_options(given):

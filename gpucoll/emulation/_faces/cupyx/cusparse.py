@@ -1,6 +1,6 @@
 """`cupyx.cusparse`: sorted indices, by SciPy's matrices; all else is refused by name."""
 
-from gpucoll.errors import UsageError
+from cupy._source import no_counterpart
 
 
 def csrsort(x):
@@ -11,5 +11,4 @@ cscsort = csrsort
 
 
 def __getattr__(name):
-    raise (AttributeError(name) if name.startswith("__") else
-           UsageError(f"cupyx.cusparse.{name} has no counterpart on the host", code="GC-EMULATION"))
+    raise AttributeError(name) if name.startswith("__") else no_counterpart(f"cupyx.cusparse.{name}")

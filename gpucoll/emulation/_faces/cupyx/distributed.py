@@ -6,9 +6,8 @@ import threading
 import time
 from multiprocessing.connection import Client, Listener
 
+from cupy._source import no_counterpart
 from cupy.cuda import get_current_stream, nccl
-
-from gpucoll.errors import UsageError
 
 HOST, PORT = "127.0.0.1", 13333
 PATIENCE = 25.0  # seconds for rank 0 to begin to serve
@@ -75,8 +74,7 @@ class NCCLBackend:
         """Call a method of the communicator on arrays: addresses, elements, dtype, op, other arguments, stream."""
         for array in arrays:
             if not hasattr(array, "data") or hasattr(array, "nnz") or isinstance(array, list | tuple):
-                raise UsageError("cupyx.distributed on sparse matrices has no counterpart on the host",
-                                 code="GC-EMULATION")
+                raise no_counterpart("cupyx.distributed on sparse matrices")
             if not array.flags.c_contiguous and not array.flags.f_contiguous:
                 raise RuntimeError("NCCL requires arrays to be either c- or f-contiguous")
         kind, count = arrays[0].dtype.char, arrays[0].size if count is None else count

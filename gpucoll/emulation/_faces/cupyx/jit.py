@@ -16,9 +16,7 @@ from cupy import _generic
 from cupy._array import ndarray
 from cupy._machine import MACHINE
 from cupy._order import span, touched
-from cupy._source import three
-
-from gpucoll.errors import UsageError
+from cupy._source import no_counterpart, three
 
 BLOCK = "block"
 warpsize = 32
@@ -138,7 +136,7 @@ SUSPENDING = (syncthreads, syncwarp, shfl_sync, shfl_up_sync, shfl_down_sync, sh
 
 def __getattr__(name):
     if name in ("cg", "cub", "thrust"):
-        raise UsageError(f"cupyx.jit.{name} has no counterpart on the host", code="GC-EMULATION")
+        raise no_counterpart(f"cupyx.jit.{name}")
     raise AttributeError(f"module 'cupyx.jit' has no attribute {name!r}")
 
 

@@ -17,11 +17,9 @@ import os
 import struct
 from types import SimpleNamespace
 
-import numpy
-
 from gpucoll.device.gpus import cupy
 
-MACHINE, Chunk = cupy._machine.MACHINE, cupy._memory.Chunk
+MACHINE, Chunk, bytes_at = cupy._machine.MACHINE, cupy._memory.Chunk, cupy._memory.bytes_at
 
 STEP = 1 << 16  # granularity in bytes
 HEADER = struct.Struct("5q")  # mark, GPUs, GPUs joined, memory bound, bytes
@@ -197,8 +195,7 @@ def cuMemSetAccess(ptr, size, desc, count):
     if places is None or (there, count) != (size, 1) or [one.location.id for one in desc] != [MACHINE.device()]:
         return (INVALID,)
     if not places:  # the table of an object is no memory
-        row = numpy.frombuffer((ctypes.c_char * size).from_address(ptr), numpy.uint8)
-        _chunks[ptr] = Chunk(size, MACHINE.device(), row, unit=1)
+        _chunks[ptr] = Chunk(size, MACHINE.device(), bytes_at(ptr, size), unit=1)
     return (OK,)
 
 

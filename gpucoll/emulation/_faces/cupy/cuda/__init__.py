@@ -8,8 +8,6 @@ import functools
 import sys
 import types
 
-from gpucoll.errors import UsageError
-
 from .. import _memory as memory
 from .. import _source as compiler
 from .. import hostile
@@ -30,7 +28,7 @@ def _without_effect(*args, **options):
 
 
 def _refuse(name, *args, **options):
-    raise UsageError(f"cupy.cuda.{name} has no counterpart on the host", code="GC-EMULATION")
+    raise compiler.no_counterpart(f"cupy.cuda.{name}")
 
 
 set_pinned_memory_allocator = get_cuda_path = _without_effect

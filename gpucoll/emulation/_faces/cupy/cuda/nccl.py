@@ -20,9 +20,8 @@ from .. import _memory, _windows, _wire
 from .._config import NcclConfig
 from .._connect import Connections, SharedResources, Truncated
 from .._machine import MACHINE, CUDARuntimeError, on_device
-from .._operations import EnqueuedCollective, EnqueuedMessage, Launch
+from .._operations import KINDS, PAIRS, EnqueuedCollective, EnqueuedMessage, Launch, reduced
 from .._order import touched
-from .._reductions import KINDS, PAIRS, reduced
 from ..hostile import capability, nccl_version, on, report
 from . import runtime
 
@@ -110,19 +109,17 @@ def _enqueue(comm, calls):
 
 
 class NcclCommunicator:
-    _collected = 0  # communicators collected without destroy or abort
-
     def __init__(self, ndev, commId, rank, config=None):
         self.comm = 0
         if not isinstance(commId, bytes):
             raise TypeError(f"Argument 'commId' has incorrect type {type(commId)}")
         if len(commId) != 128:
             raise ValueError(f"commId length {len(commId)} != 128.")
-        self._device = MACHINE.use()
-        mpi, spots = _wire.meet(ndev, bytes(commId), rank, runtime.deviceGetPCIBusId(self._device))
+        device = MACHINE.use()
+        mpi, spots = _wire.meet(ndev, bytes(commId), rank, runtime.deviceGetPCIBusId(device))
         if len(set(spots)) < len(spots) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
             _refuse(5, "Duplicate GPU detected : two ranks on one CUDA device")
-        self._begin(mpi, rank, ndev, config or NcclConfig(), SharedResources())
+        self._begin(device, mpi, rank, ndev, config or NcclConfig(), SharedResources())
 
     @staticmethod
     def initAll(devices):
@@ -130,22 +127,21 @@ class NcclCommunicator:
         devices = [*range(devices)] if isinstance(devices, int) else [*devices]
         name, found = _wire.make_id(here=True), []
         for rank, device in enumerate(devices):
-            comm = NcclCommunicator.__new__(NcclCommunicator)
             with on_device(device):
-                comm._device = MACHINE.use()
-                comm._begin(None if len(devices) == 1 else _wire.by_files(name, rank, len(devices)), rank, len(devices),
-                            NcclConfig(), SharedResources())
-            found.append(comm)
+                mpi = None if len(devices) == 1 else _wire.by_files(name, rank, len(devices))
+                found.append(NcclCommunicator.__new__(NcclCommunicator)._begin(
+                    MACHINE.use(), mpi, rank, len(devices), NcclConfig(), SharedResources()))
         return found
 
-    def _begin(self, mpi, rank, size, config, family):
+    def _begin(self, device, mpi, rank, size, config, family):
+        self._device, self.fields = device, config.fields()
         self.mpi, self.wire, self.config, self.family = mpi, _wire.Wire(rank, size, mpi), config, family
-        self.fields = config.fields()
         self.graphs, self.destroying, self.error = 0, False, None
         self.windows = _windows.WindowTable()
         self._connections = Connections(rank, size)
         self.comm = next(MACHINE.handles)
         _communicators[self.comm] = self
+        return self
 
     def commSplit(self, color, key, config=None):
         """Return the communicator of the ranks of the same color; the parent's configuration decides on sharing."""
@@ -156,15 +152,9 @@ class NcclCommunicator:
         mpi = None if alone else self.mpi.Split(_wire.undefined(self.mpi) if color == -1 else color, key)
         if color == -1:
             return None
-        part = NcclCommunicator.__new__(NcclCommunicator)
-        part._device = self._device
         family = self.family if self.fields.get("splitShare") else SharedResources()
-        part._begin(mpi, 0 if alone else mpi.rank, 1 if alone else mpi.size, config or self.config, family)
-        return part
-
-    def __del__(self):
-        if getattr(self, "comm", 0):
-            NcclCommunicator._collected += 1
+        return NcclCommunicator.__new__(NcclCommunicator)._begin(
+            self._device, mpi, 0 if alone else mpi.rank, 1 if alone else mpi.size, config or self.config, family)
 
     def _usable(self):
         if not self.comm:
