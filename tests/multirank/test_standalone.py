@@ -152,10 +152,10 @@ import os, signal, subprocess, sys, threading
 import numpy
 import gpucoll as gc
 comm = gc.init(timeout=250)
+sys.modules["gpucoll.cli.standalone"].SELF_EXIT = 1e6  # a rank that waits for its end stays until the launcher ends it
 child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])  # which outlives whoever forgets it
 comm.barrier()
-sys.stdout.write(f"{comm.rank} is here\\n")
-sys.stdout.flush()
+print(comm.rank, "is here", flush=True)
 if comm.rank == 1:
     {end}
 comm.all_reduce(numpy.ones(3))
