@@ -62,6 +62,28 @@ def parts(comm):
         same(parent.all_reduce(ramp(comm, 700), algorithm="native"), total)
 
 
+def nccl_communicators(comm):
+    """Return the number of NCCL communicators that this rank has made, after each call.
+
+    First by one communicator, then by one for collectives and one for messages, as a process group of PyTorch has.
+    """
+    from cupy.cuda import nccl
+
+    known, found = {*nccl._communicators}, []
+    x, right, left = ramp(comm, 30), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    one, *two = made = [gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) for _ in range(3)]
+    for collectives, messages in ((one, one), two):
+        for algorithm in ("native", "ring"):
+            collectives.all_reduce(x, algorithm=algorithm)
+            found.append(len({*nccl._communicators} - known))
+        for _ in range(2):
+            messages.sendrecv(x, cupy.empty_like(x), right, left)
+            found.append(len({*nccl._communicators} - known))
+    for each in made:
+        each.close()
+    return found
+
+
 def failed_part(comm):
     """A part without a rank ends by the deadline; its parent raises on all ranks, since NCCL's abort ends both."""
     x, error = ramp(comm, 700), None

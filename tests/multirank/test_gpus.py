@@ -337,6 +337,10 @@ def test_the_first_message_of_two_ranks(gpus):
     gpus("first_messages", SIZE, env=HOSTILE)
 
 
+def test_collectives_have_one_nccl_communicator_and_each_pair_has_one_from_its_first_message_on(gpus):
+    assert gpus("nccl_communicators", SIZE) == [[1, 1, 3, 3, 4, 4, 6, 6]] * SIZE
+
+
 # Ranks that are threads do not compare calls on devices, so they exchange no times.
 THREADS = [*(program for program in ANYWHERE if program[0] != "shares"), ("split",), ("of_threads",)]
 PEER_THREADS = [("asynchronous", "one_shot"), ("dlpack",), ("symmetric",), ("planned",), ("captured", "ring"),
