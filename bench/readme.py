@@ -1,11 +1,19 @@
-"""The results in docs/performance.md, from the newest committed results: `python -m gpucoll.bench.readme`."""
+"""The tables of the documents, from committed results: `python -m gpucoll.bench.readme [FILE]`.
+
+Without a file: docs/performance.md, from the newest results of `scripts/bench`. With a file of `scripts/gpu_check`: the
+tables of docs/gpus.md.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from gpucoll.lab.sizes import byte_text
 
 from .records import read
 from .summary import geometric_mean
@@ -14,6 +22,7 @@ FOLDER = Path(__file__).parent / "results"
 BEGIN_MARK, END_MARK = "<!-- made by python -m gpucoll.bench.readme -->", "<!-- end of what bench.readme makes -->"
 SHORT_TO, LONG_FROM = 64 << 10, 1 << 20  # latency counts up to the first, bandwidth from the second on
 MPIS = ("mpich", "openmpi")
+ON_GPUS = re.compile(r"(peer )?all_reduce, (\w+), (\d+) bytes")  # names of what `scripts/gpu_check` measures
 Result = Mapping[str, Any]
 
 
@@ -70,12 +79,26 @@ def _ratios(results: Iterable[Result]) -> str:
     return f"{geometric_mean(ratios):.2f}, {min(ratios):.2f}" if ratios else ""
 
 
-def main() -> int:
-    """Print the section; return 1 without committed results."""
-    paths = newest()
-    sys.stdout.write(block(paths) if paths else "")
-    return 0 if paths else 1
+def of_gpus(path: Path) -> str:
+    """Return the table of a file of `scripts/gpu_check` below its mark: microseconds by size; "" if there are none."""
+    rows: dict[str, dict[str, str]] = {}
+    for one in json.loads(path.read_text())["parts"].get("benchmark", {"findings": []})["findings"]:
+        if (named := ON_GPUS.fullmatch(one["name"])) and one["status"] == "passed":
+            name = f"{'`peer`: ' if named[1] else ''}`{named[2]}`"
+            rows.setdefault(byte_text(int(named[3])), {})[name] = f"{one['microseconds']:.1f}"
+    names = list(dict.fromkeys(name for row in rows.values() for name in row))
+    lines = [["bytes", *names], ["---"] * (1 + len(names)),
+             *([size, *(row.get(name, "") for name in names)] for size, row in rows.items())]
+    mark = f"<!-- figures: measured bench/results/{path.name} -->"
+    return "\n".join([mark, *(f"| {' | '.join(line)} |" for line in lines), ""]) if rows else ""
+
+
+def main(files: Sequence[str]) -> int:
+    """Print the tables; return 1 without results."""
+    text = "\n".join(map(of_gpus, map(Path, files))) if files else block(newest())
+    sys.stdout.write(text)
+    return 0 if text else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -132,8 +132,7 @@ def update(python: str, extras: "set[str]") -> None:
         install(python, wanted, uv)
     stamp = {"origin": origin(python), "project": digest(), "extras": sorted(wanted), "mpiexec": launcher,
              "vendor": vendor}
-    with open(stamp_file(python), "w") as file:
-        json.dump(stamp, file, indent=1)
+    pathlib.Path(stamp_file(python)).write_text(json.dumps(stamp, indent=1))
 
 
 def lowest(extras: "set[str]") -> "list[str]":

@@ -40,7 +40,8 @@ BENCH = ("--device=cuda", "--progress=off")
 CONTESTANTS = {"": "ring,tree,native", "peer ": "one_shot,two_shot,ring"}  # by NCCL, and by the peer executor
 CHECKED = 64  # MiB of the largest messages checked on the host
 LOST = 5.0  # seconds for a part to end by itself
-
+OBSERVED = ("--query-gpu=utilization.gpu,memory.used,clocks.sm,clocks.mem,clocks_event_reasons.active",
+            "--query-compute-apps=pid,used_memory")  # a line for each GPU, and for each process on a GPU
 
 BY_PROCESSES = ("NCCL", "schedules", "peer", "a killed rank", "PyTorch")  # on one GPU, two processes or more
 
@@ -110,8 +111,9 @@ class Check:
             found = [finding(part.name, MISSING, reason=str(error))]
         found = [{key: _clean(value) for key, value in one.items()} for one in found]
         taken = round(time.monotonic() - began, 1)
-        self.parts[part.name] = {"seconds": taken, "findings": found}
+        self.parts[part.name] = {"seconds": taken, "findings": found, "nvidia-smi": _clean(observed())}
         self._show(part.name, found, taken)
+        print(f"  nvidia-smi   {'; '.join(self.parts[part.name]['nvidia-smi'])}", flush=True)
         return found
 
     def _show(self, name: str, found: list[Finding], seconds: float) -> None:
@@ -160,7 +162,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = check.part(part, functools.partial(_run_part, part.name, len(gpus), options))
         gpus = gpus or {one["name"]: one for one in found}.get("GPUs", {}).get("value", [])
         path = check.write(gpus)  # each time: the run may be ended from outside
-    print(f"\n{check.summary()}\nwritten: {path}", flush=True)
+    tables, _ = run([sys.executable, "-m", "bench.readme", path], 60.0)
+    print(f"\n{tables}\n{check.summary()}\nwritten: {path}", flush=True)
     if not gpus:
         print("there is no GPU that CuPy can use: nothing was checked", flush=True)
     return 1 if check.count(FAILED) or check.count(SHORT) or not gpus else 0
@@ -273,11 +276,10 @@ def _trained(name: str, gpus: int, start: Sequence[str], left: float) -> Finding
 def benchmark(left: float, gpus: int, megabytes: int) -> list[Finding]:
     """Measure a rank on every GPU; on a single GPU two ranks, if NCCL permits, concurrently if there is MPS."""
     _need(gpus, "mpi4py")
-    if gpus > 1:
-        return _benched(gpus, left, "all_reduce", megabytes, CONTESTANTS)
     with side_by_side(gpus) as variables:
-        found = _benched(2, left / 2, "all_reduce", megabytes, CONTESTANTS, **variables)
-    if all(one["status"] != PASSED for one in found):  # two ranks on one GPU may be refused: then a single rank counts
+        found = _benched(max(gpus, 2), left / (1 + (gpus < 2)), "all_reduce", megabytes, CONTESTANTS, **variables)
+    # Two ranks on one GPU may be refused: then a single rank counts.
+    if gpus < 2 and all(one["status"] != PASSED for one in found):
         found = [one | {"status": MISSING} for one in found]
         found += _benched(1, left / 2, "all_reduce", megabytes, CONTESTANTS)
     return found
@@ -315,7 +317,7 @@ def side_by_side(gpus: int, is_shared: bool = True) -> Iterator[dict[str, str]]:
     if gpus > 1 or not is_shared:
         yield {}
         return
-    program = shutil.which("nvidia-cuda-mps-control", path=os.pathsep.join([os.environ.get("PATH", ""), *DRIVER]))
+    program = _of_driver("nvidia-cuda-mps-control")
     if program is None:
         yield SHARED
         return
@@ -332,6 +334,19 @@ def side_by_side(gpus: int, is_shared: bool = True) -> Iterator[dict[str, str]]:
             yield SHARED | variables
         finally:
             end.communicate()
+
+
+def _of_driver(name: str) -> str | None:
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *DRIVER]))
+
+
+def observed() -> list[str]:
+    """Return what nvidia-smi says after a part, also of a lost GPU or a process left behind: the lines of OBSERVED."""
+    program = _of_driver("nvidia-smi")
+    if program is None:
+        return ["nvidia-smi is missing"]
+    said = [run([program, query, "--format=csv,noheader"], 2 * LOST) for query in OBSERVED]
+    return [line for output, wrong in said for line in (wrong or output).splitlines()]
 
 
 def _measured(executor: str, one: dict[str, Any], ranks: int) -> Finding:

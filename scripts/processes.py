@@ -25,10 +25,10 @@ def refuse(text: str, code: int = 2) -> NoReturn:
     sys.exit(code)
 
 
-def output_of(command: "list[str]", **variables: str) -> str:
-    """Return the output of a program; "" if the program is missing, fails or takes longer than a minute."""
+def output_of(command: "list[str]", limit: float = 60.0, **variables: str) -> str:
+    """Return the output of a program; "" if the program is missing, fails or takes longer than `limit` seconds."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        job = subprocess.run(command, timeout=60, env={**os.environ, **variables}, capture_output=True, text=True)
+        job = subprocess.run(command, timeout=limit, env={**os.environ, **variables}, capture_output=True, text=True)
         return job.stdout if job.returncode == 0 else ""
     return ""
 

@@ -11,8 +11,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from hosts import SOCKETS, Host
+from processes import output_of
 
 START = 120.0  # seconds for all daemons to answer
 SLOTS = 8     # ranks per host; more than the machine has cores
@@ -116,8 +118,7 @@ def await_daemons(is_ready: "Callable[[], bool]", daemons: "Sequence[subprocess.
 
 
 def _tail(log: str) -> str:
-    with open(log, errors="replace") as file:
-        return "".join(file.readlines()[-8:])
+    return "\n".join(Path(log).read_text(errors="replace").splitlines()[-8:])
 
 
 @contextlib.contextmanager
@@ -128,15 +129,12 @@ def slurm(everyone: "Sequence[Host]") -> "Iterator[dict[str, str]]":
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="slurm-"))
         os.chmod(folder, 0o755)  # for munge's socket
         os.mkdir(f"{folder}/state")
-        with open(f"{folder}/cgroup.conf", "w") as file:
-            file.write("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
-        with open(f"{folder}/mpi.conf", "w") as file:
-            file.write("PMIxCliTmpDirBase=/dev/shm\n")  # the hosts share /tmp
+        Path(folder, "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+        Path(folder, "mpi.conf").write_text("PMIxCliTmpDirBase=/dev/shm\n")  # the hosts share /tmp
         lines = [f"NodeName={host.name} NodeAddr={host.address} CPUs={SLOTS} RealMemory=4000 State=UNKNOWN"
                  for host in nodes]
         configuration = f"{folder}/slurm.conf"
-        with open(configuration, "w") as file:
-            file.write(CONFIGURATION.format(head=head.address, folder=folder, nodes="\n".join(lines)))
+        Path(configuration).write_text(CONFIGURATION.format(head=head.address, folder=folder, nodes="\n".join(lines)))
         variables = {"SLURM_CONF": configuration, **SOCKETS}
         key = os.open(f"{folder}/munge.key", os.O_WRONLY | os.O_CREAT, 0o400)
         os.write(key, os.urandom(128))
@@ -157,16 +155,8 @@ def slurm(everyone: "Sequence[Host]") -> "Iterator[dict[str, str]]":
 
 def _idle(head: Host, variables: "dict[str, str]") -> int:
     """Return the number of Slurm's idle hosts; 0 before the controller answers."""
-    return len(answer(head.within(str(found("sinfo")), "-h", "-N", "-t", "idle", "-o", "%N"), variables).split())
-
-
-def answer(command: "Sequence[str]", variables: "dict[str, str] | None" = None) -> str:
-    """Return what a command prints; "" if the command fails or takes longer than 10 seconds."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        job = subprocess.run(command, text=True, capture_output=True, env={**os.environ, **(variables or {})},
-                             timeout=10)
-        return job.stdout if job.returncode == 0 else ""
-    return ""
+    command = head.within(str(found("sinfo")), "-h", "-N", "-t", "idle", "-o", "%N")
+    return len(output_of(command, 10.0, **variables).split())
 
 
 @contextlib.contextmanager
@@ -181,19 +171,16 @@ def ssh(everyone: "Sequence[Host]") -> "Iterator[dict[str, str]]":
         os.makedirs("/run/sshd", mode=0o755, exist_ok=True)  # sshd's own condition
         for name in ("host_key", "key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{folder}/{name}"], check=True)
-        with open(f"{folder}/config", "w") as file:
-            file.write(CLIENT.format(folder=folder))
+        Path(folder, "config").write_text(CLIENT.format(folder=folder))
         os.mkdir(f"{folder}/bin")
         client = f"{folder}/bin/ssh"
-        with open(client, "w") as file:
-            file.write(f'#!/bin/sh\nexec {found("ssh")} -F {folder}/config "$@"\n')
+        Path(client).write_text(f'#!/bin/sh\nexec {found("ssh")} -F {folder}/config "$@"\n')
         os.chmod(client, 0o755)
-        with open(f"{folder}/hosts", "w") as file:
-            file.writelines(f"{host.name}\n" for host in nodes)
+        Path(folder, "hosts").write_text("".join(f"{host.name}\n" for host in nodes))
         daemons, logs = [], [f"{folder}/{host.name}.log" for host in nodes]
         for host, log in zip(nodes, logs, strict=True):
-            with open(f"{folder}/{host.name}.conf", "w") as file:
-                file.write(SSHD.format(address=host.address, folder=folder, name=host.name))
+            configuration = SSHD.format(address=host.address, folder=folder, name=host.name)
+            Path(folder, f"{host.name}.conf").write_text(configuration)
             command = host.apart(str(found("sshd")), "-D", "-e", "-f", f"{folder}/{host.name}.conf")
             daemons.append(stack.enter_context(running(command, log)))
         variables = {"PATH": f"{folder}/bin:{os.environ.get('PATH', os.defpath)}", "HOSTFILE": f"{folder}/hosts",
@@ -203,7 +190,7 @@ def ssh(everyone: "Sequence[Host]") -> "Iterator[dict[str, str]]":
 
 
 def _answers(host: Host, head: Host, client: str) -> bool:
-    return answer(head.within(client, "-o", "ConnectTimeout=2", host.name, "echo", "here")) == "here\n"
+    return output_of(head.within(client, "-o", "ConnectTimeout=2", host.name, "echo", "here"), 10.0) == "here\n"
 
 
 KINDS = {"slurm": slurm, "ssh": ssh}

@@ -84,14 +84,18 @@ class Strategy:
     def forward(self, xp: Any, layer: Layer, x: Array) -> tuple[Array, Any]:
         with self.layer(layer.names) as w:
             part, kept = layer.forward(xp, w, x)
-            return layer.finish(xp, w, x, part, kept)
+            return layer.finish(xp, w, x, self.joined(part, layer.ends), kept)
 
     def backward(self, xp: Any, layer: Layer, kept: Any, dy: Array) -> Array:
         """Return the gradient of the layer's input; pass on the gradients of the weights at once."""
         with self.layer(layer.names) as w:
             part, found = layer.backward(xp, w, kept, dy)
         self.give(layer, found)
-        return layer.finish_backward(dy, part)
+        return layer.finish_backward(dy, self.joined(part, layer.begins))
+
+    def joined(self, part: Array, is_divided: bool) -> Array:
+        """Return the sum of the parts of a layer over the ranks that divide the layer, if it `is_divided`."""
+        return part
 
     def give(self, layer: Layer, gradients: Mapping[str, Array]) -> None:
         for name in reversed(layer.names):

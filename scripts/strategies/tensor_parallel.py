@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import Any
 
 from gpucoll import training
-from models import MODELS, Array, Layer
+from models import MODELS, Array
 from records import Refusal
 from strategies.data_parallel import DataParallel
 
@@ -32,19 +32,8 @@ class TensorParallel(DataParallel):
             weights[name] = training.shard(weight, mesh, spec).local
         super().__init__(weights, mesh.along("data"), options)
 
-    def forward(self, xp: Any, layer: Layer, x: Array) -> tuple[Array, Any]:
-        part, kept = layer.forward(xp, self.weights, x)
-        if layer.ends:
-            part = self._summed(part)
-        return layer.finish(xp, self.weights, x, part, kept)
-
-    def backward(self, xp: Any, layer: Layer, kept: Any, dy: Array) -> Array:
-        part, found = layer.backward(xp, self.weights, kept, dy)
-        self.give(layer, found)
-        if layer.begins:
-            part = self._summed(part)
-        return layer.finish_backward(dy, part)
-
-    def _summed(self, part: Array) -> Array:
+    def joined(self, part: Array, is_divided: bool) -> Array:
+        if not is_divided:
+            return part
         with self.communicating():
             return self.pair.all_reduce(part)

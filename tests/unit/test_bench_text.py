@@ -119,3 +119,11 @@ def test_a_wide_spread_is_no_regression():
 
 def test_the_page_on_performance_says_what_the_results_hold():
     assert readme.block(readme.newest()) in (ROOT / "docs" / "performance.md").read_text()
+
+
+def test_the_page_on_gpus_has_the_table_of_its_file_without_wrong_results(tmp_path):
+    page = (ROOT / "docs" / "gpus.md").read_text()
+    name = page.partition("python -m gpucoll.bench.readme ")[2].split()[0]
+    assert readme.of_gpus(ROOT / name) in page
+    (tmp_path / "wrong.json").write_text((ROOT / name).read_text().replace('"passed"', '"failed"'))
+    assert readme.of_gpus(tmp_path / "wrong.json") == ""

@@ -61,6 +61,17 @@ def test_in_twelve_minutes_what_is_unproven_comes_first():
     assert {part.name for part in short} <= {*PARTS} == {part.name for part in gpu_check.parts(60)}
 
 
+@pytest.mark.parametrize(("program", "said"), [
+    (None, ["nvidia-smi is missing"]), ('echo "$1"', [*gpu_check.OBSERVED]),
+    ("echo the GPU is lost; exit 15", ["exit code 15: the GPU is lost"] * 2)], ids=["missing", "there", "lost"])
+def test_after_each_part_nvidia_smi_is_asked(tmp_path, monkeypatch, program, said):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setattr(gpu_check, "_of_driver", lambda name: program and str(tmp_path / name))
+    (checked := gpu_check.Check(gpu_check._options([]))).part(gpu_check.PARTS[0], lambda left: [])
+    assert checked.parts["facts"]["nvidia-smi"] == said
+
+
 @pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["ended", "killed"])
 def test_the_mps_daemon_ends_with_the_run(tmp_path, end):
     program, told = tmp_path / "nvidia-cuda-mps-control", tmp_path / "told"
