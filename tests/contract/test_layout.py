@@ -86,7 +86,7 @@ def changes(comm, mesh_shape, seed, count):
 
 
 @pytest.mark.parametrize("mesh", often([(mesh,) for mesh in MESHES], ((2,),), ((3, 2),)), ids=str)
-@pytest.mark.parametrize("count", [6, pytest.param(200, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.nightly)])
 def test_changes_of_layout(executor, mesh, count):
     executor.run(math.prod(mesh), changes, mesh, f"{SEED}/{count}/{mesh}", count)
 
