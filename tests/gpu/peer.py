@@ -92,7 +92,7 @@ def switched_arrays(comm, by_fabric=False):
             rows = [(numpy.arange(count) * 7 % 23 + rank + 1).astype(dtype) for rank in range(comm.size)]
             for target in (out, x):  # also in place
                 place = second if target is out else first
-                x[...], out[...] = -1, -1
+                x[...], out[...] = comm.rank, comm.rank
                 expected = target.view(dtype).get()
                 x.view(dtype)[first:first + count] = cupy.asarray(rows[comm.rank])
                 if target is x:
