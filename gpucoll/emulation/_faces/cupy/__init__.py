@@ -3,7 +3,7 @@
 The modules imitate CuPy 14.2, CUDA's runtime and driver, and NCCL. Device memory is host memory, streams are queues,
 NCCL's messages travel by MPI or as files. A misuse raises the error of CUDA or NCCL, with the real number.
 
-    EMULATED_GPUS   number of GPUs seen by this process (1); 0 is a host without GPUs
+    EMULATED_GPUS   number of GPUs seen by this process (1); 0 is a host without GPUs; formerly STAND_IN_GPUS
     EMULATED_BUS    PCI bus of the first GPU, of all ranks of a program (a number of their launcher's process)
     EMULATED_SEED   seed of the order of progress among streams, where events leave the order open
     EMULATED_RULES, EMULATED_NCCL, EMULATED_CAPABILITY, EMULATED_PROCESSORS   see hostile.py

@@ -88,7 +88,7 @@ class Machine:
     """All GPUs of this process. Any thread may call `submit`; a single thread of the machine does the work."""
 
     def __init__(self, seed):
-        self.devices = int(os.environ.get("EMULATED_GPUS") or 1)
+        self.devices = int(os.environ.get("EMULATED_GPUS") or os.environ.get("STAND_IN_GPUS", "1"))
         # The PCI bus of the first GPU: programs of one user have GPUs of their own, also under a launcher.
         program = os.getppid() if started() else os.getpid()
         self.bus = int(os.environ.setdefault("EMULATED_BUS", str(16 * (1 + program % 4000))))  # also of children
