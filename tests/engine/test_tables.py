@@ -9,7 +9,7 @@ import gpucoll as gc
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.device.sources import folder
-from gpucoll.executors.engine import plans, tables
+from gpucoll.executors.engine import instructions, plans, tables
 from harness import extension
 from harness.thread_ranks import on_threads
 from oracles import oracle
@@ -43,7 +43,8 @@ def test_a_permuted_table_changes_nothing(monkeypatch):
                            tables.header(*permuted).partition("#pragma once\n")[2])
     assert changed != text
     monkeypatch.setattr(plans, "DTYPES", permuted[0])
-    monkeypatch.setattr(plans, "OP_NAMES", permuted[1])
+    monkeypatch.setattr(instructions, "DTYPES", permuted[0])
+    monkeypatch.setattr(instructions, "OP_NAMES", permuted[1])
     with extension.serving(extension.built(changed)):
         on_threads(2, every_pair, executor="shared")
 
@@ -51,6 +52,6 @@ def test_a_permuted_table_changes_nothing(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.mutant
 def test_tables_that_differ_are_noticed(monkeypatch):
-    monkeypatch.setattr(plans, "OP_NAMES", tables.OP_NAMES[::-1])
+    monkeypatch.setattr(instructions, "OP_NAMES", tables.OP_NAMES[::-1])
     with pytest.raises((AssertionError, gc.GpucollError, ValueError)):
         on_threads(2, every_pair, executor="shared")

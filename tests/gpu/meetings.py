@@ -88,7 +88,7 @@ def window_fails(comm):
 
 
 def call_fails(comm):
-    with failing(nccl.NcclCommunicator, "allReduce", nccl.NcclError(1), says="out of memory"):
+    with failing(nccl.NcclCommunicator, "_collective", nccl.NcclError(1), says="out of memory"):
         first(comm)
 
 

@@ -63,9 +63,10 @@ def parts(comm):
 
 
 def nccl_communicators(comm):
-    """Return the number of NCCL communicators that this rank has made, after each call.
+    """Return the number of NCCL communicators made by this rank, after each call.
 
-    First by one communicator, then by one for collectives and one for messages, as a process group of PyTorch has.
+    A communicator makes the calls, then two: a process group of PyTorch has a communicator for collectives and another
+    for messages.
     """
     from cupy.cuda import nccl
 

@@ -154,25 +154,6 @@ def several_nodes(mpi):
             assert [one.name for one in here._core.host.executors] == ["hybrid", "mpi", "native"]
 
 
-def one_without_the_engine(mpi, check):
-    """Rank 1 runs plans in Python and exchanges messages with the engines of the other ranks, also after a refusal."""
-    lacking = mock.patch("gpucoll.executors.engine.library", return_value=None)
-    with lacking if mpi.rank == 1 else contextlib.nullcontext(), \
-            gc.Communicator.from_mpi(mpi, executor="mpi", check=check, timeout=seconds(60)) as comm:
-        for number, length in enumerate((1, 703, 300_000)):
-            for algorithm in gc.algorithms("all_reduce", size=comm.size):
-                x = numpy.arange(length) * (comm.rank + 1)
-                assert (comm.all_reduce(x, algorithm=algorithm) == numpy.arange(length) * 6).all(), (algorithm, length)
-            if check != "off":
-                with pytest.raises(gc.ArgumentError if comm.rank == number else gc.PeerError):
-                    comm.all_reduce("no array" if comm.rank == number else x)
-
-
-@pytest.mark.parametrize("check", [None, "off"])
-def test_a_rank_without_the_engine_meets_those_with_it(ranks, check):
-    ranks(one_without_the_engine, 3, check)
-
-
 @pytest.mark.parametrize("size", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_several_nodes_send_messages_and_read_memory(ranks, size):
     ranks(several_nodes, size, timeout=seconds(100))
