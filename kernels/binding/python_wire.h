@@ -3,8 +3,8 @@
 // Python's object `comm` has mpi4py's `Isend` and `Irecv` of an array of bytes. Its requests have `Test` and `Cancel`,
 // those of receives also `length` (gpucoll/communicator/transports.py).
 //
-// Threads. Python's lock guards everything here, or without it the lock of one object (`Held`). A method of Python's may let another thread in, so a piece that has
-// ended stays in the list until no thread looks at the list.
+// Threads. Python's lock guards everything here; a Python without that lock has the lock of one object (`Held`). A method
+// of Python's may let another thread in, so a piece that has ended stays in the list until no thread looks at the list.
 //
 // Errors. An exception, of the transport or of a signal's handler, is kept, and raised by the call under way.
 #pragma once
@@ -105,13 +105,7 @@ class PythonWire final : public Wire {
     void begin(WireMessage& message, uint32_t peer, bool sends, uint64_t tag, char* row, uint64_t nbytes) noexcept {
         const Locked locked;
         const Held held(isend.get());
-        message.peer = peer;
-        message.sends = sends;
-        message.error = 0;
-        message.length = 0;
-        const uint64_t count = nbytes == 0 ? 1 : (nbytes + most - 1) / most;
-        message.handle = reinterpret_cast<void*>(count);
-        message.state.store(WireMessage::UNDER_WAY, std::memory_order_relaxed);
+        const uint64_t count = begin_pieces(message, peer, sends, nbytes, most);
         for (uint64_t i = 0; i < count; i++) {
             const bool begun = message.error == 0 && guarded([&] {
                 npy_intp length = static_cast<npy_intp>(std::min(most, nbytes - i * most));
@@ -124,7 +118,7 @@ class PythonWire final : public Wire {
                 one.message = nullptr;
                 throw Raised();
             });
-            if (!begun) end(message, NOT_BEGUN);
+            if (!begun) end_piece(message, NOT_BEGUN);
         }
     }
 
@@ -160,15 +154,7 @@ class PythonWire final : public Wire {
         has_moved = true;
         message.length += length;
         one.message = nullptr;
-        end(message, message.error);
-    }
-
-    // The last piece ends the message. Release: bytes and length are complete for the thread that reads the state.
-    static void end(WireMessage& message, int error) {
-        message.error = error;
-        message.handle = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(message.handle) - 1);
-        if (message.handle == nullptr)
-            message.state.store(error == 0 ? WireMessage::DONE : WireMessage::FAILED, std::memory_order_release);
+        end_piece(message, message.error);
     }
 
     const Ref<> isend, irecv;

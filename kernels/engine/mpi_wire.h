@@ -83,7 +83,7 @@ template <class Handle> class MpiWire final : public Wire {
         mpi.Finalized(&is_final);
         if (is_final != 0) return;
         posted.erase(std::remove_if(posted.begin(), posted.end(), [&](const Posted& one) {
-            if (one.message == &message) end(message, CANCELLED);
+            if (one.message == &message) end_piece(message, CANCELLED);
             return one.message == &message;
         }), posted.end());
         // No wait: a message half sent by a process that has died neither arrives nor can be cancelled.
@@ -120,23 +120,17 @@ template <class Handle> class MpiWire final : public Wire {
 
     // Begin a message, piece by piece. After the error of a piece no further piece begins.
     template <class Piece> void begin(WireMessage& message, uint32_t peer, bool sends, uint64_t nbytes, Piece piece) noexcept {
-        message.peer = peer;
-        message.sends = sends;
-        message.error = 0;
-        message.length = 0;
-        const uint64_t pieces = nbytes == 0 ? 1 : (nbytes + most - 1) / most;
-        message.handle = reinterpret_cast<void*>(pieces);
-        message.state.store(WireMessage::UNDER_WAY, std::memory_order_relaxed);
+        const uint64_t pieces = begin_pieces(message, peer, sends, nbytes, most);
         const std::lock_guard<std::mutex> guard(lock);
         for (uint64_t i = 0; i < pieces; i++) {
             if (message.error != 0) {
-                end(message, message.error);
+                end_piece(message, message.error);
                 continue;
             }
             try {
                 piece(i * most, static_cast<int>(std::min(most, nbytes - i * most)));
             } catch (const std::bad_alloc&) {
-                end(message, NO_ROOM);
+                end_piece(message, NO_ROOM);
             }
         }
     }
@@ -147,16 +141,7 @@ template <class Handle> class MpiWire final : public Wire {
         const int error = call(&requests.back().handle);
         if (error == 0) return;
         requests.pop_back();
-        end(message, error);
-    }
-
-    // End a piece; the last one ends the message. Release: bytes and length are complete for the thread that reads the
-    // state.
-    static void end(WireMessage& message, int error) {
-        if (error != 0) message.error = error;
-        message.handle = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(message.handle) - 1);
-        if (message.handle == nullptr)
-            message.state.store(message.error == 0 ? WireMessage::DONE : WireMessage::FAILED, std::memory_order_release);
+        end_piece(message, error);
     }
 
     // Return whether a request has ended. MPI forgets a request that has failed.
@@ -166,7 +151,7 @@ template <class Handle> class MpiWire final : public Wire {
         if (error == 0 && done == 0) return false;
         if (error == 0 && !one.message->sends && mpi.Get_count(status.data(), byte, &count) == 0 && count > 0)
             one.message->length += static_cast<uint64_t>(count);
-        end(*one.message, error);
+        end_piece(*one.message, error);
         return true;
     }
 
@@ -189,7 +174,7 @@ template <class Handle> class MpiWire final : public Wire {
         int error = mpi.Improbe(one.peer, one.tag, comm, &found, &matched, status.data());
         if (error == 0 && found == 0) return false;
         if (error == 0) error = mpi.Get_count(status.data(), byte, &count);
-        if (error != 0) return end(message, error), true;
+        if (error != 0) return end_piece(message, error), true;
         try {
             char* row = one.row;
             if (count > one.count) {
@@ -200,7 +185,7 @@ template <class Handle> class MpiWire final : public Wire {
             }
             add(message, [&](Handle* request) { return mpi.Imrecv(row, count, byte, &matched, request); });
         } catch (const std::bad_alloc&) {
-            end(message, NO_ROOM);
+            end_piece(message, NO_ROOM);
         }
         return true;
     }

@@ -25,6 +25,27 @@ struct WireMessage {
     bool is_under_way() const { return now() == UNDER_WAY; }
 };
 
+// Begin a message that travels in pieces of at most `most` bytes; return their number. `handle` counts the pieces that have
+// not ended.
+static inline uint64_t begin_pieces(WireMessage& message, uint32_t peer, bool sends, uint64_t nbytes, uint64_t most) {
+    const uint64_t pieces = nbytes == 0 ? 1 : (nbytes + most - 1) / most;
+    message.peer = peer;
+    message.sends = sends;
+    message.error = 0;
+    message.length = 0;
+    message.handle = reinterpret_cast<void*>(pieces);
+    message.state.store(WireMessage::UNDER_WAY, std::memory_order_relaxed);
+    return pieces;
+}
+
+// End a piece; the last one ends the message. Release: bytes and length are complete for the thread that reads the state.
+static inline void end_piece(WireMessage& message, int error) {
+    if (error != 0) message.error = error;
+    message.handle = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(message.handle) - 1);
+    if (message.handle == nullptr)
+        message.state.store(message.error == 0 ? WireMessage::DONE : WireMessage::FAILED, std::memory_order_release);
+}
+
 // The messages of a communicator. All functions return at once, and may be called by any thread. A function that fails
 // leaves the reason in the message: nothing is thrown.
 //
