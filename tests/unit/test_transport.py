@@ -79,8 +79,10 @@ class Message:
     def Test(self, status=None):
         if self.pipes is None or self.taken is not None:
             return True
-        self.pipes.look()
         there = self.pipes.inbox[self.key]
+        if not there:
+            self.pipes.look()  # what comes now is for the request that asks next, as from pipes that another thread reads
+            return False
         for one in there:
             if one[0] == self.pipes.world[self.rank]:
                 there.remove(one)
