@@ -16,7 +16,7 @@ largest divisor of P not above the square root of P.
 
 Cost: the inner cost, plus the outer cost for a share of the data. The byte counts are upper bounds,
 because the inner and the outer maximum may belong to different ranks, and segments share rounds. With the defaults an
-all-reduce takes 2 (log2 G + log2 M) rounds and 2 (P - 1) N / P bytes. Good if links between nodes are slower than links
+all-reduce takes 2 (1 + log2 M) rounds and 2 (P - 1) N / P bytes. Good if links between nodes are slower than links
 inside a node. Source: see the two algorithms named.
 """
 
@@ -55,8 +55,8 @@ ROOTED_PAIRS = {"reduce_broadcast": ("binomial", "binomial"), "star": ("linear",
 # Reduction and broadcast in place of the halves for nodes of different sizes: long arrays, any number of ranks.
 ANY_SIZES = ("reduce_scatter_gather", "scatter_all_gather")
 
-# 1 MiB of each rank's block per segment: messages of a segment cross nodes while the next segment is reduced.
-TRAITS = Traits(1 << 20, by_block=True, layout="groups")
+# 4 MiB of the call per segment: messages of a segment cross nodes while the next segment is reduced.
+TRAITS = Traits(1 << 22, layout="groups")
 SENT = "(P - 1) * N / P"
 HOPS = "lg(2 * G - 1) + lg(2 * M - 1)"
 FOLLOWING = "(P > 1) * (S - 1)"  # rounds added by the segments after the first
@@ -127,8 +127,10 @@ def _named(formula: str, ranks: str, nbytes: str) -> str:
 
 
 @algorithm("all_reduce", chunks="G * M * S", vectorised="1", bind=_bind, variants=_variants,
-           rounds=f"2 * ({HOPS}) + {FOLLOWING}", path=f"2 * {SENT}", reduced=SENT, traits=TRAITS)
-def hierarchical_all_reduce(rank: int, size: int, nodes: Nodes = None, segments: int = 1, inner: str = "circulant",
+           rounds=f"2 * (min(1, G - 1) + lg(2 * M - 1)) + {FOLLOWING}",
+           path="2 * (min(1, G - 1) * N / G + (M - 1) * N / P)", sent=f"2 * {SENT}", reduced=SENT,
+           gaps="2 * max(0, G - 2)", traits=TRAITS)
+def hierarchical_all_reduce(rank: int, size: int, nodes: Nodes = None, segments: int = 1, inner: str = "direct",
                             outer: str = "circulant") -> Rounds:
     """Leave the reduction of all inputs on every rank.
 
