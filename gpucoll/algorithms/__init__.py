@@ -36,10 +36,8 @@ FORMULA_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lg": lambda x: int(x).bit_length() - 1,
     "two": lambda x: 1 << int(x).bit_length() - 1,
     "rest": lambda x: x - (1 << int(x).bit_length() - 1),
-    "even": lambda x: max(1, x - x % 2),
     "ones": lambda x: sum(number.bit_count() for number in range(x)),
     "hops": hops,
-    "log3": lambda x: next(power for power in range(x) if 3 ** power >= x),
 }
 
 
@@ -50,10 +48,8 @@ def evaluate(formula: str, **values: Any) -> Any:
 
     - ``lg(x)``, the floor of log2 x: ``lg(2 * P - 1)`` is log2 P rounded up;
     - ``two(x)``, the largest power of two not above x, and ``rest(x)``, the remainder x - two(x);
-    - ``even(x)``, the largest even number not above x, and 1 for 1;
     - ``ones(x)``, the number of binary ones in all numbers below x;
-    - ``hops(x)``, the hops along all sides of the torus of x ranks chosen by `gpucoll.core.topology`;
-    - ``log3(x)``, log3 x rounded up.
+    - ``hops(x)``, the hops along all sides of the torus of x ranks chosen by `gpucoll.core.topology`.
 
     >>> evaluate("lg(2 * P - 1)", P=5), evaluate("(two(P), rest(P), ones(P), hops(P))", P=6)
     (3, (4, 2, 7, 3))
@@ -96,8 +92,8 @@ class Traits(NamedTuple):
     passes data on. In the memory of a node this algorithm costs `barriers` barriers and one pass over the data; with 0
     `barriers` the cost formulas hold there as well. `kernel` names a GPU kernel running the whole collective. `layout`
     places the ranks of a drawing: "groups", "grid", "in_order", or "" for a layout by links. `probes` are the sizes
-    measured by calibration: bytes of a block, or of the whole array. An algorithm for `groups` of near ranks is left
-    out by `auto` on a single node. `in_nccl` is NCCL's name of the algorithm for this collective, if it differs.
+    measured by calibration: bytes of a block, or of the whole array. `in_nccl` is NCCL's name of the algorithm for this
+    collective, if it differs.
     """
 
     segment: int = 1 << 16
@@ -107,7 +103,6 @@ class Traits(NamedTuple):
     kernel: str = ""
     layout: str = ""
     probes: tuple[int, ...] = ()
-    groups: bool = False
     in_nccl: str = ""
 
 
@@ -439,7 +434,7 @@ def algorithms(collective: str, *, size: int | None = None, op: object = None, d
     --------
     >>> import gpucoll as gc
     >>> gc.algorithms("gather")
-    ('bine', 'binomial', 'linear')
+    ('binomial', 'linear')
     """
     if device not in DEVICES:
         raise ArgumentError(f"no device is named {device!r}{nearest(device, DEVICES)}", code="GC-DEVICE")

@@ -41,9 +41,9 @@ def binomial_reduce(rank: int, size: int) -> Rounds:
 
 @algorithm("scatter", **BLOCKS, sent=MORE, received=LESS)
 def binomial_scatter(rank: int, size: int, root: int = 0) -> Rounds:
-    return branches.scatter(branches.halves, rank, size, root)
+    return branches.scatter(rank, size, root)
 
 
 @algorithm("gather", **BLOCKS, sent=LESS, received=MORE)
 def binomial_gather(rank: int, size: int, root: int = 0) -> Rounds:
-    return branches.gather(branches.halves, rank, size, root)
+    return branches.gather(rank, size, root)

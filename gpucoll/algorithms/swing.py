@@ -14,7 +14,7 @@ long arrays on rings and tori.
 
 from gpucoll.algorithms import algorithm
 from gpucoll.core.schedule import Rounds
-from gpucoll.core.topology import HALVED_AND_DOUBLED, fold, halved_and_doubled, rho, zigzag
+from gpucoll.core.topology import HALVED_AND_DOUBLED, fold, halved_and_doubled
 
 
 @algorithm("all_reduce", **HALVED_AND_DOUBLED)
@@ -27,9 +27,15 @@ def swing_all_reduce(rank: int, size: int) -> Rounds:
     place = fold(rank, size)
 
     def partners(number: int) -> list[int]:
-        return [place.rank_of(zigzag(number, step, place.core)) for step in range(place.core.bit_length() - 1)]
+        ahead = 1 - 2 * (number % 2)  # an odd number's partner is as far behind
+        return [place.rank_of((number + ahead * rho(step)) % place.core) for step in range(place.core.bit_length() - 1)]
 
     return halved_and_doubled(place, partners, lambda number: _position(number, place.core))
+
+
+def rho(step: int) -> int:
+    """Return the distance of a step, 1 - 2 + 4 - ... with step + 1 terms: 1, -1, 3, -5, 11."""
+    return (1 - (-2) ** (step + 1)) // 3
 
 
 def _position(number: int, core: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from gpucoll.core.schedule import Buffer, Copy, Recv, RecvReduce, Rounds, Send, Slice, wrapped
@@ -71,9 +70,9 @@ def reduce(place: Branch) -> Rounds:
         yield (Send(total if place.children else own, place.parent),)
 
 
-def scatter(branch: Callable[[int, int], Branch], rank: int, size: int, root: int) -> Rounds:
+def scatter(rank: int, size: int, root: int) -> Rounds:
     """Yield the rounds that leave block `rank` of the root's input on every rank; others pass through scratch."""
-    place, mine = branch((rank - root) % size, size), Slice("output", 0)
+    place, mine = halves((rank - root) % size, size), Slice("output", 0)
     if place.parent is not None:
         came = _blocks(place, place.first, place.ranks, size, root, "input") if place.children else [mine]
         yield tuple(Recv(part, (place.parent + root) % size) for part in came)
@@ -83,9 +82,9 @@ def scatter(branch: Callable[[int, int], Branch], rank: int, size: int, root: in
         yield (Copy(_blocks(place, rank - root, 1, size, root, "input")[0], mine),)
 
 
-def gather(branch: Callable[[int, int], Branch], rank: int, size: int, root: int) -> Rounds:
+def gather(rank: int, size: int, root: int) -> Rounds:
     """Yield the rounds that leave the inputs of all ranks, in rank order, on `root`; others pass through scratch."""
-    place, mine = branch((rank - root) % size, size), Slice("input", 0)
+    place, mine = halves((rank - root) % size, size), Slice("input", 0)
     if place.children:
         yield (Copy(mine, _blocks(place, rank - root, 1, size, root, "output")[0]),)
     for child, first, count in reversed(place.children):

@@ -162,15 +162,15 @@ class Fold(NamedTuple):
         return Slice(buffer, first, self.blocks_before(number + count) - first)
 
 
-def fold(rank: int, size: int, core: int = 0) -> Fold:
-    """Return the place of `rank` for a core of so many ranks: by default the largest power of two not above `size`.
+def fold(rank: int, size: int) -> Fold:
+    """Return the place of `rank` for a core of ranks: the largest power of two not above `size`.
 
     Where the core has all ranks the number is the rank, and `rank` may be an array.
 
     >>> [fold(rank, 6).number for rank in range(6)]
     [None, 0, None, 1, 2, 3]
     """
-    core = core or 1 << size.bit_length() - 1
+    core = 1 << size.bit_length() - 1
     extra = size - core
     if not extra or rank >= 2 * extra:
         return Fold(core, extra, rank - extra, None)
@@ -252,22 +252,6 @@ def doubling(position: int, partners: Sequence[int], part: PartSlice = Slice) ->
         count = 1 << len(partners) - 1 - step
         yield (Send(part("output", position & -count, count), partner),
                Recv(part("output", (position & -count) ^ count, count), partner))
-
-
-def zigzag(number: int, step: int, core: int) -> int:
-    """Return the partner of a number in a step, on a ring of `core` numbers.
-
-    The partner of an even number is `rho` of the step ahead, the partner of an odd number as far behind.
-
-    >>> [zigzag(0, step, 64) for step in range(5)], zigzag(1, 0, 64)
-    ([1, 63, 3, 59, 11], 0)
-    """
-    return (number + (1 - 2 * (number % 2)) * rho(step)) % core
-
-
-def rho(step: int) -> int:
-    """Return the distance of a step, 1 - 2 + 4 - ... with step + 1 terms: 1, -1, 3, -5, 11."""
-    return (1 - (-2) ** (step + 1)) // 3
 
 
 _HALVES = "2 * (two(P) - 1) * N / two(P)"

@@ -124,16 +124,13 @@ class Choice(NamedTuple):
 def scheduled(collective: str, size: int, nodes: int) -> list[str]:
     """Return the algorithms considered by `auto` for `size` ranks on `nodes` nodes; user-defined algorithms are not.
 
-    Algorithms depending on the ranks' nodes, or made for groups of ranks, are left out on a single node: there another
-    algorithm costs as much. On several nodes algorithms for groups come last: `ranked` keeps this order where
-    predictions and loads are equal.
+    Algorithms depending on the ranks' nodes are left out on a single node: there another algorithm costs as much.
 
     >>> scheduled("reduce_scatter", 4, 1)
     ['circulant', 'direct', 'recursive_halving', 'ring']
     """
-    entries = [find(collective, name) for name in library_names(collective, size)]
-    return [entry.name for entry in sorted(entries, key=lambda entry: entry.traits.groups)
-            if nodes > 1 or not (entry.traits.groups or "nodes" in entry.options)]
+    return [name for name in library_names(collective, size)
+            if nodes > 1 or "nodes" not in find(collective, name).options]
 
 
 class Tuner:

@@ -57,7 +57,7 @@ def wrong_calls(n):
     yield *reduce(four, read_only), ARGUMENT, "GC-READONLY", "read-only"
     yield *reduce(four, one_cell), ARGUMENT, "GC-OVERLAP", "share memory"
     yield *reduce(memory, memory[::-1]), ARGUMENT, "GC-OVERLAP", "partly"
-    yield "all_gather", (four,), {"algorithm": "tree"}, ARGUMENT, "GC-ALGO", "known: bine, bruck, circulant, direct"
+    yield "all_gather", (four,), {"algorithm": "tree"}, ARGUMENT, "GC-ALGO", "known: bruck, circulant, direct"
     yield "reduce_scatter", (numpy.zeros((n + 1, 2)),), {}, ARGUMENT, "GC-SHAPE", "first axis"
     yield "reduce_scatter_v", (blocks, [3] * n), {}, ARGUMENT, "GC-COUNTS", "sum"
     yield "reduce_scatter_v", (blocks, [n]), {}, ARGUMENT, "GC-COUNTS", "numbers"

@@ -81,7 +81,8 @@ class Message:
             return True
         there = self.pipes.inbox[self.key]
         if not there:
-            self.pipes.look()  # what comes now is for the request that asks next, as from pipes that another thread reads
+            # What comes now is for the request that asks next, as from pipes that another thread reads.
+            self.pipes.look()
             return False
         for one in there:
             if one[0] == self.pipes.world[self.rank]:
