@@ -1,7 +1,7 @@
-"""The tables of the documents, from committed results: `python -m gpucoll.bench.readme [FILE]`.
+"""The tables of the documents, from committed results: `python -m gpucoll.bench.readme [--machines] [FILE]`.
 
 Without a file: docs/performance.md, from the newest results of `scripts/bench`. With a file of `scripts/gpu_check`: the
-tables of docs/gpus.md.
+tables of docs/gpus.md; `--machines` writes `gpucoll/tuner/machines.json` instead, for `auto` on such machines.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.lab.sizes import byte_text
+from gpucoll.tuner.table import MACHINES, Curve, Shape, Table, plain
 
 from .records import read
 from .summary import geometric_mean
@@ -82,10 +83,9 @@ def _ratios(results: Iterable[Result]) -> str:
 def of_gpus(path: Path) -> str:
     """Return the table of a file of `scripts/gpu_check` below its mark: microseconds by size; "" if there are none."""
     rows: dict[str, dict[str, str]] = {}
-    for one in json.loads(path.read_text())["parts"].get("benchmark", {"findings": []})["findings"]:
-        if (named := ON_GPUS.fullmatch(one["name"])) and one["status"] == "passed":
-            name = f"{'`peer`: ' if named[1] else ''}`{named[2]}`"
-            rows.setdefault(byte_text(int(named[3])), {})[name] = f"{one['microseconds']:.1f}"
+    for peer, algorithm, nbytes, microseconds in _times(path):
+        name = f"{'`peer`: ' if peer else ''}`{algorithm}`"
+        rows.setdefault(byte_text(nbytes), {})[name] = f"{microseconds:.1f}"
     names = list(dict.fromkeys(name for row in rows.values() for name in row))
     lines = [["bytes", *names], ["---"] * (1 + len(names)),
              *([size, *(row.get(name, "") for name in names)] for size, row in rows.items())]
@@ -93,8 +93,30 @@ def of_gpus(path: Path) -> str:
     return "\n".join([mark, *(f"| {' | '.join(line)} |" for line in lines), ""]) if rows else ""
 
 
+def _times(path: Path) -> list[tuple[str, str, int, float]]:
+    found = json.loads(path.read_text())["parts"].get("benchmark", {"findings": []})["findings"]
+    return [(named[1] or "", named[2], int(named[3]), one["microseconds"]) for one in found
+            if (named := ON_GPUS.fullmatch(one["name"])) and one["status"] == "passed"]
+
+
+def machine(path: Path) -> Table:
+    """Return the times of a file of `scripts/gpu_check` on one GPU, shared by two processes under MPS, as a table."""
+    document = json.loads(path.read_text())
+    gpu, = next(one["value"] for one in document["parts"]["facts"]["findings"] if one["name"] == "GPUs")
+    points: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for peer, algorithm, nbytes, microseconds in _times(path):
+        executor = peer.strip() or ("native" if algorithm == "native" else "nccl")
+        points.setdefault((executor, algorithm), []).append((nbytes, microseconds / 1e6))
+    curves = tuple(Curve("all_reduce", *way, *zip(*some, strict=True)) for way, some in points.items())
+    return Table(f"bench/results/{path.name}", {"gpu": [gpu.partition(",")[0]], "gpus": 1, "by_mps": True},
+                 (Shape(2, 1, "cuda", document["time"][:10], (), curves),))
+
+
 def main(files: Sequence[str]) -> int:
     """Print the tables; return 1 without results."""
+    if "--machines" in files:
+        MACHINES.write_text(json.dumps([plain(machine(Path(name))) for name in files[1:]], indent=1))
+        return 0
     text = "\n".join(map(of_gpus, map(Path, files))) if files else block(newest())
     sys.stdout.write(text)
     return 0 if text else 1

@@ -79,13 +79,12 @@ PARTS = (
     Part("compute-sanitizer", 450, "the kernels under NVIDIA's memcheck"),
     Part("benchmark", 400, "all-reduces by size: over NCCL's messages, NCCL's own, and the peer executor's"),
     Part("host time", 120, "how long the host is busy with one call, of a lone rank and of two"),
-    Part("peer bandwidth", 90, "all-reduces by kernels of ranks on one GPU, against its own copy"),
     Part("peer latency", 90, "small all-reduces in a CUDA graph"),
 )
 # The parts of a run of less than 20 minutes, with their seconds: first what no GPU has shown yet.
 IN_HASTE = {"facts": 20, "a killed rank": 90, "PyTorch": 90, "NCCL": 60, "peer": 80, "host time": 30,
             "compute-sanitizer": 80, "benchmark": 90, "peer latency": 60, "kernels": 40, "graphs": 30, "training": 50}
-MEASURED = ("facts", "contexts", "pairs", "collectives", "bandwidth", "benchmark", "host time", "peer bandwidth",
+MEASURED = ("facts", "contexts", "pairs", "collectives", "bandwidth", "benchmark", "host time",
             "peer latency")  # all findings are shown
 
 
@@ -183,7 +182,7 @@ def _run_part(name: str, gpus: int, options: argparse.Namespace, left: float) ->
         return benchmark(left, gpus, 4 * options.megabytes)
     if name in ("contexts", "pairs", "collectives"):
         return on_every_gpu(left, name, gpus, options.megabytes)
-    if name in ("facts", "bandwidth", "peer bandwidth", "peer latency"):
+    if name in ("facts", "bandwidth", "peer latency"):
         return _own(left, name, options.megabytes)
     _need(gpus)
     with side_by_side(gpus, name in BY_PROCESSES) as variables:

@@ -159,17 +159,6 @@ def host_time(_: str) -> Iterator[Finding]:
 # ---------------------------------------------------------------- the peer executor: threads on one GPU
 
 
-def peer_bandwidth(megabytes: str) -> Iterator[Finding]:
-    """Measure the memory traffic in GB/s of one_shot, two_shot and a copy, all ranks together; shares of the copy."""
-    for ranks in RANKS:
-        rates = _on_threads(ranks, lambda comm, met: _large(comm, met, int(megabytes) << 20))
-        copied = rates.pop("device copy")
-        yield finding(f"{ranks} ranks, device copy", PASSED, gigabytes_per_second=round(copied, 1))
-        for name, rate in rates.items():
-            yield finding(f"{ranks} ranks, {name}", PASSED, gigabytes_per_second=round(rate, 1),
-                          share_of_copy=round(rate / copied, 3))
-
-
 def peer_latency(_: str) -> Iterator[Finding]:
     """Measure the microseconds of a small all-reduce in a captured graph, and of a kernel that waits for no rank.
 
@@ -196,20 +185,6 @@ def _on_threads(ranks: int, program: Callable[[Any, threading.Barrier], Any]) ->
             return program(comm, met)
 
     return gc.run_local(run, ranks, timeout=PATIENCE, executor="peer")[0]
-
-
-def _large(comm: Any, met: threading.Barrier, nbytes: int) -> dict[str, float]:
-    import cupy
-
-    x, y = (comm.zeros(nbytes // 4, "float32", device="cuda") for _ in range(2))
-    stream, runtime, size = cupy.cuda.get_current_stream(), cupy.cuda.runtime, comm.size
-    calls: dict[str, Callable[[], Any]] = {
-        "device copy": lambda: runtime.memcpyAsync(y.data.ptr, x.data.ptr, nbytes, runtime.memcpyDeviceToDevice,
-                                                   stream.ptr),
-        **{name: comm.plan("all_reduce", x, y, algorithm=name) for name in ("one_shot", "two_shot")}}
-    moved = {"device copy": 2, "one_shot": size + 1, "two_shot": 2 + 2 * (size - 1) / size + 1 / size}
-    return _in_turn({name: size * times * nbytes for name, times in moved.items()},
-                    lambda name: _together(met, stream, calls[name]))
 
 
 def _small(comm: Any, met: threading.Barrier, nbytes: int) -> float:
@@ -245,8 +220,7 @@ def _together(met: threading.Barrier, stream: Any, call: Callable[[], Any]) -> f
 
 
 PARTS: dict[str, Callable[[str], Iterator[Finding]]] = {
-    "facts": facts, "cases": cases, "bandwidth": bandwidth, "host time": host_time, "peer bandwidth": peer_bandwidth,
-    "peer latency": peer_latency}
+    "facts": facts, "cases": cases, "bandwidth": bandwidth, "host time": host_time, "peer latency": peer_latency}
 
 
 def main(name: str, argument: str) -> None:

@@ -112,6 +112,8 @@ class Core:
         if meets and gpu.meet is not None:
             gpu.meet(gpu)
             gpu.meet = None
+            self.tuner.follow(gpu.claimed)
+            self._offer_peer(name, gpu)
 
     def _together(self, make: Callable[[], T], what: str, *, meets: bool = True) -> T:
         """Return what `make` makes together with the other ranks, once all ranks are known to come to this meeting.
@@ -135,14 +137,7 @@ class Core:
 
     def use_gpu(self, name: str, gpu: Gpu) -> None:
         """Use `gpu` as the device "cuda" or "emulated" of this rank."""
-        # The peer executor needs a handshake of all ranks, left to the first collective: only if asked for, or measured
-        # for "auto".
-        if self.options.executor == "peer" or self.tuner.has_measured("peer", name):
-            from gpucoll.executors.peer import PeerExecutor
-
-            gpu.make_peer = lambda: self._together(
-                lambda: PeerExecutor(gpu.device, gpu.order, self.link, self.waits,
-                                     required=self.options.executor == "peer"), "the first call by peer memory")
+        self._offer_peer(name, gpu)
         self.gpus[name] = gpu
         if self.life.exporter is not None:
             self.life.exporter.advice = self.tuner.untried(name)
@@ -151,6 +146,15 @@ class Core:
         # The progress thread drives operations too: each thread must get its own current GPU back.
         self.waits.context = gpu.device.current
         gpu.watch(self.life)
+
+    def _offer_peer(self, name: str, gpu: Gpu) -> None:
+        """Let the first collective make the peer executor, by a handshake: if asked for, or measured for "auto"."""
+        if self.options.executor == "peer" or "peer" in self.tuner.measured(name):
+            from gpucoll.executors.peer import PeerExecutor
+
+            gpu.make_peer = lambda: self._together(
+                lambda: PeerExecutor(gpu.device, gpu.order, self.link, self.waits,
+                                     required=self.options.executor == "peer"), "the first call by peer memory")
 
     def shared_gpu(self) -> Gpu | None:
         """Return the GPU of this rank if the parts of this communicator are to share its resources, else None."""

@@ -53,6 +53,7 @@ class Gpu:
     def __init__(self, device: Device, points: DeviceTransport, meet: Callable[[Gpu], None] | None = None) -> None:
         self.device: Device = device
         self.points: DeviceTransport = points
+        self.claimed: Sequence[gpus.ClaimedGpu] = ()  # of all ranks, once processes have met
         self.meet: Callable[[Gpu], None] | None = meet
         self.order: StreamOrder = StreamOrder(device)
         self.made_executors: list[Executor] = []
@@ -451,6 +452,7 @@ def _processes_meet(link: Transport, waits: Progress, settings: Mapping[str, Any
     from gpucoll.device.nccl import joined
 
     transport = joined(link.place.rank, link.place.size, one, gpu.device, waits, settings)
+    gpu.claimed = claimed
     # All ranks must choose alike: the oldest GPU decides on NCCL's float8.
     _on_nccl(gpu, transport, min(one.capability for one in claimed), settings)
 

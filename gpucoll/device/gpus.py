@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 NCCL_ID = 128  # bytes
 BY_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 VOLTA, HOPPER = 70, 90  # compute capabilities
+MPS_ENABLED = 133  # cudaDevAttrMpsEnabled
 # The module of each package, and the part that is meant.
 _NAMES = {"cupy": ("cupy", ""), "nccl": ("cupy.cuda", "nccl"), "driver": ("cuda.bindings", "driver")}
 APART = ("GPUCOLL_DEVICE=emulated emulates a GPU for NumPy arrays, and arrays of a real GPU need another process: pass "
@@ -36,13 +37,17 @@ MIG = "MIG-"  # prefix of CUDA's names for parts of a GPU (multi-instance GPU)
 
 
 class ClaimedGpu(NamedTuple):
-    """The GPU of a rank: CUDA ordinal in the rank's process, PCI id, name, unique identity, compute capability."""
+    """The GPU of a rank: CUDA ordinal in the rank's process, PCI id, name, unique identity, compute capability.
+
+    `by_mps` tells whether NVIDIA's MPS lets the kernels of several processes run side by side.
+    """
 
     ordinal: int
     pci: str
     name: str
     identity: str = ""
     capability: int = 0  # 90 for 9.0
+    by_mps: bool = False
 
 
 def device_of(index: int | None, ordinal: int | None = None) -> int | None:
@@ -144,13 +149,16 @@ def _shared(ranks: Sequence[int], where: tuple[str, ClaimedGpu | None], how: str
 
 def describe_gpu(ordinal: int) -> ClaimedGpu:
     """Return the description of a CUDA device."""
-    cupy = package("cupy")
-    pci = cupy.cuda.runtime.deviceGetPCIBusId(ordinal)
-    facts = cupy.cuda.runtime.getDeviceProperties(ordinal)
+    runtime = package("cupy").cuda.runtime
+    pci, facts = runtime.deviceGetPCIBusId(ordinal), runtime.getDeviceProperties(ordinal)
+    try:
+        by_mps = bool(runtime.deviceGetAttribute(MPS_ENABLED, ordinal))
+    except RuntimeError:  # an older driver does not know the attribute
+        by_mps = False
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     part = chosen[ordinal] if ordinal < len(chosen) and chosen[ordinal].startswith(MIG) else ""
     identity = part or bytes(facts["uuid"]).hex()
-    return ClaimedGpu(ordinal, pci, facts["name"].decode(), identity, 10 * facts["major"] + facts["minor"])
+    return ClaimedGpu(ordinal, pci, facts["name"].decode(), identity, 10 * facts["major"] + facts["minor"], by_mps)
 
 
 def nccl_id(comm: MPI.Intracomm) -> Any:

@@ -26,9 +26,10 @@ from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.ops import Order
 from gpucoll.core.schedule import Copy, Reduce, Send
 from gpucoll.core.topology import node_shape
+from gpucoll.device.gpus import ClaimedGpu
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.simulator import Level, Topology, simulate
-from gpucoll.tuner.table import BUILT_IN, Curve, LinkCost, Shape, Table, built_in
+from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, built_in, of_kind
 
 ANY_COLLECTIVE = ""  # the key of the rule for collectives without a rule of their own
 NCCL_ONLY = ("collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")  # accepted in rules, but not available here
@@ -143,11 +144,26 @@ class Tuner:
 
     def __init__(self, nodes: Sequence[int], table: Table, prefer: str = "") -> None:
         self._nodes, self._prefer = tuple(nodes), prefer
-        self.table = table
-        # The model for arrays on a device, made at the first call on this device
-        self.model: Callable[[str], Model] = functools.cache(
-            lambda device: Model(self.table, World(self._nodes, device)))
+        self._tables = {"": table}  # by device; "": of other devices
         self._kept: dict[tuple[str, str, int, tuple[str, ...], str, Order], tuple[str, str]] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """Make all models anew, each at the next call on its device."""
+        self._kept.clear()
+        self.model: Callable[[str], Model] = functools.cache(
+            lambda device: Model(self._table(device), World(self._nodes, device)))
+
+    def _table(self, device: str) -> Table:
+        return self._tables.get(device, self._tables[""])
+
+    def follow(self, gpus: Sequence[ClaimedGpu]) -> None:
+        """Choose by committed measurements on machines with these GPUs, one for each rank, unless this one has its own.
+        """
+        kind = None if self.measured("cuda") else of_kind(gpus)
+        if kind is not None:
+            self._tables["cuda"] = kind
+            self._forget()
 
     def choose(self, collective: str, algorithm: str, nbytes: int, executors: tuple[str, ...],
                device: str = "cpu", order: Order = "any") -> Choice:
@@ -179,17 +195,18 @@ class Tuner:
     def source(self, device: str) -> str:
         """Return in words the table, and the shape used for choices on `device`."""
         shape = self.model(device).shape
-        return (f"{self.table.source}: {shape.ranks} ranks on {shape.nodes} node{'s' * (shape.nodes > 1)}, "
+        return (f"{self._table(device).source}: {shape.ranks} ranks on {shape.nodes} node{'s' * (shape.nodes > 1)}, "
                 f"{f'measured {shape.measured}' if shape.measured else 'estimated'}")
 
-    def has_measured(self, executor: str, device: str) -> bool:
-        """Return whether a table measured on this machine, not the built-in table, has links of `executor`."""
-        return self.table.source != BUILT_IN and any(
-            link.executor == executor for shape in self.table.shapes if shape.device == device for link in shape.links)
+    def measured(self, device: str) -> set[str]:
+        """Return the executors that a table other than the built-in one has measured."""
+        shapes = [shape for shape in self._table(device).shapes if shape.device == device and shape.measured]
+        return {link.executor for shape in shapes for link in shape.links} | {
+            curve.executor for shape in shapes for curve in shape.curves}
 
     def untried(self, device: str) -> str:
         """Return, as a sentence, what `gpucoll tune` would try on GPUs where nothing is measured; "" elsewhere."""
-        if device != "cuda" or len(self._nodes) == 1 or self.has_measured("nccl", device):
+        if device != "cuda" or len(self._nodes) == 1 or "nccl" in self.measured(device):
             return ""
         return (f"nothing is measured on these GPUs, so auto takes native where it can: mpiexec -n {len(self._nodes)} "
                 "gpucoll tune --device cuda would try gpucoll's algorithms on peer and nccl")
@@ -314,7 +331,10 @@ class Model:
                   if is_native(name) == (executor == NATIVE)
                   for candidate in self._candidate(collective, nbytes, executor, name)]
         measured, others = ([one for one in priced if one.measured == kind] for kind in (True, False))
-        return [row for some in (measured, others) for row in ranked(some, functools.partial(self.load_of, collective))]
+        rows = [row for some in (measured, others) for row in ranked(some, functools.partial(self.load_of, collective))]
+        # On GPUs an estimate is no reason to leave NCCL's own collective.
+        return sorted(rows, key=lambda row: self.world.device == "cuda" and row.executor != NATIVE and
+                      not row.measured and any(self._bases(row.executor)))
 
     def load_of(self, collective: str, candidate: Candidate) -> float:
         """Return a candidate's load on links, see `link_load`: 0 if native or reading memory at the source."""
@@ -349,9 +369,12 @@ class Model:
 
     def _origin(self, executor: str) -> str:
         """Return whether predictions with the links of `executor` are "estimated", or "assumed" as a link is."""
+        return "assumed" if any(basis.startswith("assumed") for basis in self._bases(executor)) else "estimated"
+
+    def _bases(self, executor: str) -> list[str]:
+        """Return where the links of `executor` come from; "" for a measured link."""
         names = ("node", "network")[:1 + (self.world.node_count > 1)]
-        there = [link for name in names if (link := self._link(executor, name)) is not None]
-        return "assumed" if any(link.basis.startswith("assumed") for link in there) else "estimated"
+        return [link.basis for name in names if (link := self._link(executor, name)) is not None]
 
     def _native(self, collective: str, nbytes: int, curve: Curve | None) -> list[Candidate]:
         """Return the candidate for the native collective, or none.

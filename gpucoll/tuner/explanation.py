@@ -104,7 +104,10 @@ def reason(candidates: Sequence[Candidate]) -> str:
     """
     if len(candidates) == 1:
         return "there is no other"
-    first, second = candidates[0], min(candidates[1:], key=lambda row: row.seconds)
+    first, *others = candidates
+    second = min([row for row in others if row.measured == first.measured] or others, key=lambda row: row.seconds)
+    if first.executor == "native" and second.seconds * (1 + TIE) < first.seconds:
+        return f"{_name(second)} is {second.origin} to be quicker, but not measured on such GPUs"
     if second.seconds < first.seconds:
         tie = MEASURED_TIE if first.measured else TIE
         return (f"within {tie:.0%} of {_name(second)}, the quickest, with less on the links ({first.link_load:g} "

@@ -14,12 +14,13 @@ import os
 import platform
 import socket
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
 
+from gpucoll.device.gpus import ClaimedGpu
 from gpucoll.device.store import default_folder, read_trusted
 from gpucoll.errors import ArgumentError
 from gpucoll.launch.launchers import library_name
@@ -27,6 +28,7 @@ from gpucoll.version import __version__
 
 NO_TABLE = "GC-TABLE"
 BUILT_IN = "built-in"
+MACHINES = Path(__file__).with_name("machines.json")  # tables of kinds of machines
 FORMAT = 2
 
 
@@ -75,7 +77,10 @@ class Shape(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The measurements of a machine. `source` is the file or BUILT_IN, `host` the `facts` of the machine."""
+    """The measurements of a machine. `source` is the file or BUILT_IN, `host` the `facts` of the machine.
+
+    Of a committed measurement, `host` describes the kind of machine, see `of_kind`.
+    """
 
     source: str
     host: dict[str, Any]
@@ -97,6 +102,18 @@ class Table(NamedTuple):
 def built_in() -> Table:
     """Return the table for machines without a table of their own."""
     return parse(BUILT_IN, Path(__file__).with_name("defaults.json").read_bytes())
+
+
+def of_kind(gpus: Sequence[ClaimedGpu]) -> Table | None:
+    """Return the committed measurements of a kind of machine: with these GPUs, one for each rank; None without any.
+
+    A kind is the name of the GPUs, their number, and whether processes share a GPU by MPS. `python -m
+    gpucoll.bench.readme --machines` makes the file from results of `scripts/gpu_check`.
+    """
+    kind = {"gpu": [*{gpu.name for gpu in gpus}], "gpus": len({gpu.identity for gpu in gpus}),
+            "by_mps": all(gpu.by_mps for gpu in gpus)}
+    tables = (_row(Table, one) for one in json.loads(MACHINES.read_bytes()))
+    return next((one for one in tables if one.host == kind and one.shapes[0].ranks == len(gpus)), None)
 
 
 def parse(source: str, content: bytes) -> Table:
@@ -122,14 +139,15 @@ def _row(kind: Any, values: Mapping[str, Any]) -> Any:
 
 def as_json(table: Table) -> bytes:
     """Return the table as a file for `parse`."""
-    return json.dumps({"format": FORMAT, **_plain(table._replace(source=""))}, indent=1).encode()
+    return json.dumps({"format": FORMAT, **plain(table._replace(source=""))}, indent=1).encode()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return named tuples as what JSON can hold."""
     if hasattr(value, "_asdict"):
-        return {key: _plain(one) for key, one in value._asdict().items()}
+        return {key: plain(one) for key, one in value._asdict().items()}
     if isinstance(value, tuple):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 

@@ -14,6 +14,7 @@ import numpy
 
 import gpucoll as gc
 from gpu.helpers import PATIENCE, raising, ramp, ranges, refused, same
+from gpucoll.device import gpus
 from gpucoll.device.launch import Kernels
 from gpucoll.executors.peer import multicast
 from gpucoll.tuner import Tuner
@@ -298,7 +299,7 @@ def one_at_a_time(comm):
         found = gc.run_local(refused_call, 2, timeout=PATIENCE, executor="peer")
         assert all("close the other one first" in one for one in found), found
     comm.barrier()
-    with patch.object(Tuner, "has_measured", return_value=True), make() as free:
+    with patch.object(Tuner, "measured", return_value={"peer"}), make() as free:
         same(free.all_reduce(ramp(comm, 1000)), sum(ranges(comm, 1000)))
         assert "close the other one first" in free.explain("all_reduce", 4000, device="cuda").reason
     first.close()
@@ -310,6 +311,22 @@ def one_at_a_time(comm):
     other.close()
     if comm.rank == 0:
         assert gc.run_local(refused_call, 2, timeout=PATIENCE, executor="peer") == ["", ""]
+
+
+def measured(comm):
+    """On a kind of machine with a committed measurement auto runs what won there, and names the file."""
+    here = gpus.describe_gpu(comm.device)
+    for name, won in (("H200", {"native"}), ("H100 80GB HBM3", {"native", "one_shot"})):
+        claimed = here._replace(name=f"NVIDIA {name}", by_mps=True)
+        with patch.object(gpus, "describe_gpu", return_value=claimed), \
+                gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+            for count in (1000, 1 << 16):
+                same(other.all_reduce(ramp(comm, count)), sum(ranges(comm, count)))
+            told = [other.explain("all_reduce", 4 * count, device="cuda") for count in (1000, 1 << 16)]
+            kernels = {getattr(one, "entry", "") for one in other._core.gpus["cuda"].device.kernels._loaded}
+        assert {one.choice for one in told} == won
+        assert ("packets_float32_sum" in kernels) is ("one_shot" in won)
+        assert all(("bench/results/nvidia-h100" in one["basis"]) is ("one_shot" in won) for one in told)
 
 
 def one_part_at_a_time(comm):

@@ -262,7 +262,7 @@ def test_two_ranks_on_one_gpu_have_no_switch(mpiexec, emulated_kernels):
 
 
 @pytest.mark.parametrize(("ranks", "gpus", "program"), [
-    (2, "1", "one_at_a_time"), (4, "1", "one_part_at_a_time"),
+    (2, "1", "one_at_a_time"), (2, "1", "measured"), (4, "1", "one_part_at_a_time"),
     pytest.param(4, "2", "one_part_at_a_time", marks=SLOW)])
 def test_a_shared_gpu_has_the_peer_kernels_of_one_communicator(mpiexec, emulated_kernels, ranks, gpus, program):
     result = launch(ranks, sys.executable, "-m", "gpu.programs", json.dumps([[program]]), timeout=seconds(120),

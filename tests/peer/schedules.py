@@ -10,7 +10,7 @@ from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS
 from gpucoll.core.schedule import Copy, Recv, Schedule, Send, Slice
 from gpucoll.device import sources
-from gpucoll.executors.peer.tables import STEP_BUFFERS, Room, check, program, tables
+from gpucoll.executors.peer.tables import STEP_BUFFERS, Room, program, tables
 from gpucoll.plan import Layout, Layouts, Plan
 from oracles import oracle
 from peer.world import World, placed, zeros
@@ -146,7 +146,6 @@ def run(libraries, *cases, channels=2, depth=2, slot=32, threads=4, **world):
     where = World(Room(size, channels, depth, packets=16, ll128=16, slot=slot, staging=16), libraries, **world)
     ranks = [ranks_of(case, channels) for case in cases]
     for case, own in zip(cases, ranks, strict=True):
-        check(case.programs(channels), channels, depth, max(1, slot // case.width))
         for rank in range(size):
             own[rank].launch(where, case, rank, channels, threads)
     where.run()

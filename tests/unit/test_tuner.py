@@ -1,21 +1,25 @@
 """Choices of `auto` by tables in this file, by curves and by the built-in table; and the explanations."""
 
 import itertools
+import json
 import re
 import warnings
 
 import pytest
+from gpucoll.bench.readme import machine
 
 from gpucoll.algorithms import algorithms, find
 from gpucoll.calibration.fit import Probe, fit
 from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.device.gpus import ClaimedGpu
 from gpucoll.errors import ArgumentError
 from gpucoll.simulator import Level, Topology, simulate
 from gpucoll.tuner import Tuner, built_in, rules, segments
 from gpucoll.tuner import choice as chosen
 from gpucoll.tuner import table as tables
 from gpucoll.tuner.choice import TIE, Candidate, link_load, ranked
-from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_json, parse
+from gpucoll.tuner.explanation import reason
+from gpucoll.tuner.table import MACHINES, Curve, LinkCost, Shape, Table, as_json, parse, plain
 from harness.sources import ROOT
 
 BOTH = ("mpi", "native")
@@ -155,6 +159,33 @@ def test_what_tune_would_try_is_told_on_gpus_where_nothing_is_measured():
     assert "peer and nccl" in told
     silent = (built_in(), 4, "cpu"), (built_in(), 1, "cuda"), (mine, 4, "cuda")
     assert [Tuner((0,) * size, found).untried(device) for found, size, device in silent] == ["", "", ""]
+
+
+def test_on_gpus_own_kernels_are_taken_where_such_a_machine_was_measured_and_they_won():
+    """The times of a kind of machine are those of its file; elsewhere NCCL's own collective is taken."""
+    one, executors = ClaimedGpu(0, "1", "NVIDIA H100 80GB HBM3", "a", 90, by_mps=True), ("peer", "nccl", "native")
+    mine = Table("mine", {}, (Shape(2, 1, "cuda", "2026", (), (Curve("all_reduce", "peer", "tree", (8,), (1e-9,)),)),))
+
+    def taken(gpus, table=None, collective="all_reduce"):
+        tuner = Tuner((0,) * len(gpus), table or built_in())
+        tuner.choose(collective, "auto", 8, executors, "cuda")
+        tuner.follow(gpus)
+        rows = [tuner.candidates(collective, 1 << power, executors, "cuda")[0] for power in (10, 14, 18, 22, 26)]
+        return [row.algorithm for row in rows], tuner.source("cuda"), tuner.untried("cuda"), reason(tuner.candidates(
+            collective, 1 << 10, executors, "cuda"))
+
+    won, source, advice, why = taken([one, one])
+    assert (won, advice) == ([*["one_shot"] * 2, "native", *["one_shot"] * 2], "")
+    assert re.fullmatch(r"measured 1\.52 times as fast as native on native, .*", why)
+    path = ROOT / source.partition(":")[0]
+    assert json.loads(MACHINES.read_text()) == [plain(machine(path))]
+    for gpus in ([one._replace(by_mps=False)] * 2, [one, one._replace(identity="b")], [one] * 3,
+                 [one._replace(name="NVIDIA H200")] * 2):
+        won, source, advice, why = taken(gpus)
+        assert (set(won), source[:9], "would try" in advice) == ({"native"}, "built-in:", True)
+        assert why.endswith("on peer is estimated to be quicker, but not measured on such GPUs")
+    assert set(taken([one, one], collective="all_gather")[0]) == {"native"}
+    assert taken([one, one], mine)[1].startswith("mine")
 
 
 def test_of_those_that_tie_the_one_with_the_fewest_partners_is_chosen():

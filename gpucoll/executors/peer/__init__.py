@@ -1,7 +1,6 @@
 """The `peer` executor: one kernel per rank carries out a whole collective, in GPU memory shared by the ranks of a node.
 
-    tables     the layout of that memory, and a plan as tables for the step kernel, which runs any schedule; a check
-               against deadlock
+    tables     the layout of that memory, and a plan as tables for the step kernel, which runs any schedule
     memory     slabs (a slab is a rank's piece of shared memory), how the ranks get access to each other's slabs, and
                arrays in symmetric memory; one communicator at a time on a GPU that ranks share
     multicast  GPU memory that the NVLink switch reduces and writes
@@ -27,7 +26,7 @@ from gpucoll.device import Device, Stream
 from gpucoll.device.launch import WORD, Enqueue, StreamOrder, Workspace
 from gpucoll.device.sources import IN_PACKETS, UNIT_TYPES, Instance, instance, is_switched, reducing
 from gpucoll.errors import CollectiveTimeout, UsageError
-from gpucoll.executors import Call, CallLauncher, CallRequest, Executor, Refusal
+from gpucoll.executors import Call, CallLauncher, CallRequest, Executor
 from gpucoll.executors.peer.memory import Handshake, SymmetricMemory
 from gpucoll.executors.peer.tables import (
     GROUP_WORDS,
@@ -36,8 +35,6 @@ from gpucoll.executors.peer.tables import (
     WAIT_NAMES,
     Places,
     Program,
-    check,
-    everyone,
     program,
     tables,
 )
@@ -219,11 +216,9 @@ class PeerCall(Call):
 
     @functools.cached_property
     def _program(self) -> tuple[Program, dict[str, int], Any]:
-        """The program of the plan, the addresses of its tables, and their memory; ScheduleError for a deadlock."""
-        room, width, channels = self._handshake.room, self.request.dtype.itemsize, self._channels()
-        empty = self.request.collective == "barrier"
-        check(everyone(self._plan, room.ranks, channels, width, empty=empty), channels, room.depth, room.slot // width)
-        made = program(self._plan, self._plan.layouts, channels, width, empty=empty)
+        """The program of the plan, the addresses of its tables, and their memory."""
+        made = program(self._plan, self._plan.layouts, self._channels(), self.request.dtype.itemsize,
+                       empty=self.request.collective == "barrier")
         rows = {name: table.view(numpy.uint8).reshape(-1) for name, table in tables(made.steps).items()}
         padded = [numpy.pad(row, (0, -row.nbytes % WORD)) for row in rows.values()]
         starts = [0, *itertools.accumulate(row.nbytes for row in padded)]
@@ -269,11 +264,9 @@ class PeerExecutor(Executor):
             return self.unavailable_reason
         return BLOCKING_STREAM if self.minds_blocking and request.blocking else None
 
-    def compile(self, request: CallRequest) -> Call | Refusal:
-        """Compile the kernels; refuse a plan without the schedules of all ranks."""
+    def compile(self, request: CallRequest) -> Call:
+        """Compile the kernels."""
         assert request.plan is not None
-        if request.plan.schedules is None:
-            return Refusal(f"{request.algorithm} has no schedule")
         return PeerCall(self, request, request.plan)
 
     def check(self) -> None:

@@ -14,7 +14,6 @@ The module is pure: code here computes with addresses and spans, and never touch
 
 from __future__ import annotations
 
-import collections
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy
 
 from gpucoll.device.launch import WORD, Arguments, opaque
-from gpucoll.plan import HALVES, Layouts, Message, Plan, PlanStep, Ragged, Reduction, Span
+from gpucoll.plan import HALVES, Layouts, Message, Plan, PlanStep, Reduction, Span
 from gpucoll.verify.symbolic import ScheduleError
 
 # Constants and structs of the kernels: peer.h, peer_packets.cu, peer_ll128.cu, peer_shots.cu, peer_multimem.cu,
@@ -225,18 +224,6 @@ def program(plan: Plan, layouts: Layouts, channels: int, itemsize: int, *, empty
     return Program(steps, max((stepper.region for stepper in steppers), default=0))
 
 
-def everyone(plan: Plan, size: int, channels: int, itemsize: int, *, empty: bool) -> list[Program]:
-    """Return the programs of all ranks, for a check of the messages.
-
-    With blocks of unlike lengths, no rank knows the others' lengths: every block counts as one element.
-    """
-    assert plan.schedules is not None
-    ragged = Ragged.of([1] * size)
-    layouts = Layouts(ragged, ragged) if isinstance(plan.layouts.input, Ragged) else plan.layouts
-    plans = (Plan(plan.schedules(rank), layouts, in_place=False) for rank in range(size))
-    return [program(one, layouts, channels, itemsize, empty=empty) for one in plans]
-
-
 def tables(steps: tuple[LaneStep, ...]) -> dict[str, StructTable]:
     parts: list[tuple[int, int, int, bool]] = []
     lanes: list[tuple[int, bool, int, int]] = []
@@ -322,62 +309,3 @@ class _Stepper:
 
 def _overlap(one: Span, other: Span) -> bool:
     return one.buffer == other.buffer and one.start < other.stop and other.start < one.stop
-
-
-def check(programs: Sequence[Program], channels: int, depth: int, slot: int) -> int:
-    """Return the number of pieces exchanged by the first and last blocks of all ranks; ScheduleError on deadlock.
-
-    In a round a block does any work that is ready. The pieces put into slots and taken out depend on the program alone,
-    never on speed: programs that end in one order end in every order. `slot` is in elements. Shares are not rounded to
-    words: the kernels round equally at both ends.
-    """
-    # The first block has the smallest share of each part, the last block the largest.
-    return sum(_exchanged(programs, (channel, channels), depth, slot) for channel in {0, channels - 1})
-
-
-def _exchanged(programs: Sequence[Program], share: tuple[int, int], depth: int, slot: int) -> int:
-    """Return the number of pieces exchanged by one block of every rank."""
-    slots: dict[tuple[int, int], collections.deque[int]] = collections.defaultdict(collections.deque)
-    walks = {rank: _walk(rank, one, share, depth, slot, slots) for rank, one in enumerate(programs)}
-    total = 0
-    while walks:
-        ahead = {rank: next(walk, None) for rank, walk in walks.items()}
-        total += sum(found[0] for found in ahead.values() if found is not None)
-        # No rank has moved a piece or ended: none ever will.
-        if all(found is not None and found[0] == 0 for found in ahead.values()):
-            rank, found = next(iter(ahead.items()))
-            raise ScheduleError(f"rank {rank}, {found[1] if found else ''}", ranks=(rank,))
-        walks = {rank: walks[rank] for rank, found in ahead.items() if found is not None}
-    if any(slots.values()):
-        raise ScheduleError("no rank receives a sent piece")
-    return total
-
-
-def _walk(rank: int, made: Program, share: tuple[int, int], depth: int, slot: int,
-          slots: dict[tuple[int, int], collections.deque[int]]) -> Iterator[tuple[int, str]]:
-    """Move all pieces that are ready, repeatedly; yield the number moved, and words on the first unfinished lane."""
-    for number, step in enumerate(made.steps):
-        lanes = [(lane, collections.deque(_pieces(lane, share, slot))) for lane in step.lanes]
-        while lanes:
-            moved = 0
-            for lane, pieces in lanes:
-                way = slots[(lane.peer, rank) if lane.receives else (rank, lane.peer)]
-                while pieces and (way if lane.receives else len(way) < depth):
-                    moved, count = moved + 1, pieces.popleft()
-                    if not lane.receives:
-                        way.append(count)
-                    elif way.popleft() != count:
-                        raise ScheduleError(f"rank {rank} expects {count} elements from rank {lane.peer}, but a "
-                                            "different number comes", ranks=(rank, lane.peer))
-            lanes = [(lane, pieces) for lane, pieces in lanes if pieces]
-            yield moved, "".join(f"round {number}: rank {lane.peer} never {'sends' if lane.receives else 'takes'} what "
-                                 "it should" for lane, _ in lanes[:1])
-
-
-def _pieces(lane: Lane, share: tuple[int, int], slot: int) -> Iterator[int]:
-    channel, channels = share
-    for span, _ in lane.parts:
-        count = span.stop - span.start
-        mine = count * (channel + 1) // channels - count * channel // channels
-        # An empty share is one piece of no elements.
-        yield from (min(slot, mine - start) for start in range(0, mine or 1, slot))

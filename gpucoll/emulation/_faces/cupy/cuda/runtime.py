@@ -60,6 +60,10 @@ def getDeviceProperties(device):
             "uuid": MACHINE.bus.to_bytes(8) + device.to_bytes(8)}
 
 
+def deviceGetAttribute(attribute, device):
+    return check(attribute == 133, 1, "of all attributes the emulation knows cudaDevAttrMpsEnabled") or 0
+
+
 def deviceSynchronize():
     unsafe("cudaDeviceSynchronize")
     queues = [queue for queue in MACHINE.queues if queue.device == getDevice()]
@@ -142,9 +146,7 @@ def _spoils(queue):
 
 def streamQuery(stream):
     queue = MACHINE.queue(stream)
-    if _spoils(queue):
-        return 900
-    return _asked(queue, queue.issued)
+    return 900 if _spoils(queue) else _asked(queue, queue.issued)
 
 
 def _asked(queue, count):
