@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
-import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -22,33 +22,38 @@ def fill_status(status: MPI.Status, source: int, tag: int, nbytes: int) -> None:
     status.Set_elements(MPI.BYTE, nbytes)
 
 
-@functools.cache
-def _alone() -> MPI.Intracomm:
-    """Return a communicator of this process alone, for the messages that end requests."""
-    return MPI.COMM_SELF.Dup()
-
-
 class _Ending:
     """The end of a gpucoll call under way, reported to MPI by a waiting thread or by `_Watcher`.
 
-    MPI's part of the request is the receipt of an empty message from this process to this process. A generalized
-    request would serve too, but MPICH 5.0 aborts on a list with a generalized request beside REQUEST_NULL. After an
-    error the message is too long, so MPI's waits raise an exception.
+    MPI's part is a generalized request, since its status gives source, tag and length of a message. MPICH's Waitall
+    aborts on one under way beside REQUEST_NULL, unless it is of MPICH's extension, with functions that poll and wait.
     """
 
-    _numbers = itertools.count()
-
-    def __init__(self, work: Work[Any], deliver: Callable[[Any], Any] | None) -> None:
-        self.work = work
+    def __init__(self, work: Work[Any], deliver: Callable[[Any], Any] | None, received: tuple[int, int, int]) -> None:
+        self.work, self.received = work, received
         self.error: BaseException | None = None
-        self._deliver, self._tag = deliver, next(self._numbers) % 0x7FFF
-        self._lock, self._is_told = threading.Lock(), False
-        self.receipt = _alone().Irecv([bytearray(), MPI.BYTE], 0, self._tag)
+        self._deliver = deliver
+        self._lock, self.is_told = threading.Lock(), False
+        library = ctypes.CDLL(MPI.__file__)
+        if hasattr(library, "MPIX_Grequest_start"):
+            _under_way[id(self)], handle = self, ctypes.c_uint64()
+            library.MPIX_Grequest_start(*_CALLBACKS, ctypes.c_void_p(id(self)), ctypes.byref(handle))
+            self.request = MPI.Request.fromhandle(handle.value)
+            self._complete: Callable[[], Any] = functools.partial(library.MPI_Grequest_complete, handle)
+        else:
+            self.request = request = MPI.Grequest.Start(self.answer)
+            self._complete = request.Complete
+
+    def answer(self, status: MPI.Status) -> None:
+        """Fill the status for MPI; after an error, let MPI's waits raise an exception."""
+        fill_status(status, *self.received)
+        if self.error is not None:
+            status.Set_error(MPI.ERR_OTHER)
 
     def tell(self) -> None:
         """Wait until the result is in the buffer, and let MPI complete the request; once, also after an error."""
         with self._lock:
-            if self._is_told:
+            if self.is_told:
                 return
             try:
                 self.work.synchronize()
@@ -56,8 +61,41 @@ class _Ending:
                     self._deliver(self.work.wait())
             except BaseException as error:  # a thread that waits in MPI must go on
                 self.error = error
-            self._is_told, self._deliver = True, None
-            _alone().Send([bytes(self.error is not None), MPI.BYTE], 0, self._tag)
+            self._complete()
+            self.is_told, self._deliver = True, None
+
+
+_under_way: dict[int, _Ending] = {}  # MPICH's requests by id, until MPI frees them
+
+
+def _query(key: int, status: int) -> int:
+    filled, ending = MPI.Status(), _under_way[key]
+    fill_status(filled, *ending.received)
+    ctypes.memmove(status, MPI._addressof(filled), MPI._sizeof(filled))
+    return MPI.ERR_OTHER if ending.error is not None else MPI.SUCCESS
+
+
+def _poll(key: int, status: int) -> int:
+    if _under_way[key].work.is_completed():
+        _under_way[key].tell()
+    else:
+        MPI.COMM_SELF.Iprobe()  # the messages of MPI go on
+        time.sleep(20e-6)
+    return MPI.SUCCESS
+
+
+def _wait(count: int, keys: Any, timeout: float, status: int) -> int:
+    for key in keys[:count]:
+        while not _under_way[key].is_told:
+            _poll(key, status)
+    return MPI.SUCCESS
+
+
+_CALLBACKS = [ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *kinds)(call) for call, *kinds in (
+    (_query, ctypes.c_void_p), (lambda key: MPI.SUCCESS if _under_way.pop(key).is_told else MPI.ERR_OTHER,),
+    (lambda key, is_completed: MPI.SUCCESS, ctypes.c_int), (_poll, ctypes.c_void_p))]  # query, free, cancel, poll, wait
+_CALLBACKS.append(ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_double,
+                                   ctypes.c_void_p)(_wait))
 
 
 class _Watcher:
@@ -92,9 +130,9 @@ _watcher = _Watcher()
 class Request(MPI.Request):
     """A gpucoll call under way, as a request of MPI.
 
-    All waits and tests of mpi4py take it, also among other requests. The waits of this class raise gpucoll's errors,
-    and fill a status. The waits of `MPI.Request`, such as ``MPI.Request.Waitall``, raise MPI.Exception, and need
-    MPI_THREAD_MULTIPLE, mpi4py's default. A program does not call the class.
+    All waits and tests of mpi4py take it, also among other requests, and fill a status. The waits of this class raise
+    gpucoll's errors. The waits of `MPI.Request`, such as ``MPI.Request.Waitall``, raise MPI.Exception, and need
+    MPI_THREAD_MULTIPLE with Open MPI, mpi4py's default. A program does not call the class.
 
     Parameters
     ----------
@@ -119,13 +157,12 @@ class Request(MPI.Request):
     """
 
     _ending: _Ending
-    _received: tuple[int, int, int]  # source, tag and bytes
 
     def __new__(cls, work: Work[Any], deliver: Callable[[Any], Any] | None = None,
                 received: tuple[int, int, int] = (MPI.ANY_SOURCE, MPI.ANY_TAG, 0)) -> Request:
-        ending = _Ending(work, deliver)
-        self = super().__new__(cls, ending.receipt)
-        self._ending, self._received = ending, received
+        ending = _Ending(work, deliver, received)
+        self = super().__new__(cls, ending.request)
+        self._ending = ending
         _watcher.add(ending)
         return self
 
@@ -163,12 +200,12 @@ class Request(MPI.Request):
         """
         self._ending.tell()
         if self._ending.error is not None:
-            with contextlib.suppress(MPI.Exception):  # the message that is too long
+            with contextlib.suppress(MPI.Exception):
                 super().Wait()
             raise self._ending.error
         super().Wait()
         if status is not None:
-            fill_status(status, *self._received)
+            fill_status(status, *self._ending.received)
         return True
 
     def Test(self, status: MPI.Status | None = None) -> bool:

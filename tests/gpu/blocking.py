@@ -51,6 +51,7 @@ def blocking(comm):
                 assert oracle.same_bits(here.get(), x), name
                 assert oracle.same_bits(there.get(), out), name
         messages(ours, stream)
+        statuses(ours, stream)
         enqueueing(ours, stream)
 
 
@@ -66,6 +67,19 @@ def messages(ours, stream):
                 ours.Recv(x, 0)
             assert stream.done
             assert (x.get() == turn + 1).all()
+
+
+def statuses(ours, stream):
+    """MPI's waits for several requests tell source, tag and count of a message on its way beside REQUEST_NULL."""
+    for wait, place in (("Waitall", 1), ("Waitsome", 0), ("Waitany", 0)) * (ours.size > 1):
+        x, given = cupy.full(COUNT, ours.rank, numpy.float32), [MPI.Status(), MPI.Status()]
+        if ours.rank == 1:
+            late(stream)
+            ours.Send(x, 0, tag=5)
+        elif ours.rank == 0:
+            requests, told = [MPI.REQUEST_NULL, ours.Irecv(x, 1, tag=5)], given[place]
+            getattr(MPI.Request, wait)(requests, told if wait == "Waitany" else given)
+            assert (told.source, told.tag, told.Get_count(MPI.FLOAT), *{*x.get()}) == (1, 5, COUNT, 1)
 
 
 def enqueueing(ours, stream):
