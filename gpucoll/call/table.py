@@ -172,7 +172,8 @@ class Calls:
         self.fast_path: Callable[..., Any] = not_known
         self.do: Callable[..., Any] = self.collective
         self.group: list[Work[Any]] | None = None
-        self.others: dict[str, Callable[..., Any]] = {}  # by name, calls that are made in another way
+        # By name, calls that are made in another way than `_collective`, with its arguments.
+        self.others: dict[str, Callable[..., Any]] = {"barrier": self._barrier}
         # By device: only a call on the same device can wait for the kernels that still read the memory of its calls.
         self._compiled: dict[str, dict[tuple[CallRequest, str | None], Call]] = {}
         self._known: dict[Key, KnownCall] = {}
@@ -190,9 +191,8 @@ class Calls:
         same = self.same.get((*cache_key, id(x), id(out))) if self.group is None and stream is None else None
         if same is not None and (result := same(x, out)) is not NotImplemented:
             return result
-        if name in self.others:
-            return self.others[name](name, op, root, algorithm, x, out, dtype, stream, async_op)
-        return self._collective(cache_key, name, op, root, x, out, dtype, CallOptions(algorithm, async_op, stream))
+        way = self.others.get(name, self._collective)
+        return way(cache_key, name, op, root, x, out, dtype, CallOptions(algorithm, async_op, stream))
 
     @reports_refusals
     def _collective(self, cache_key: Key, name: str, op: Any, root: Any, x: Any, out: Any, dtype: Any,
@@ -482,7 +482,8 @@ class Calls:
         return enqueue if gpu.device.asynchronous else complete
 
     @reports_refusals
-    def barrier(self, options: CallOptions, cache_key: Key) -> Any:
+    def _barrier(self, cache_key: Key, *given: Any) -> Any:
+        options: CallOptions = given[-1]
         self._waits.check_usable()
         # On the host, the executor asked for makes the barrier only if it serves the host.
         call, allowed = NOTHING, self.host_executor()

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
-from gpucoll.call.table import CallOptions, Key
 from gpucoll.communicator import elastic, objects, overloads
 from gpucoll.communicator.advice import check_numerics, explain
 from gpucoll.communicator.core import Core
@@ -82,6 +81,7 @@ class Communicator:
         self._core, self._calls, self._memory = core, core.calls, SymmetricHeaps(core)
         self._points = PointToPoint(core)
         self._blocks = VectorVariants(core)
+        core.calls.others["scatter"] = functools.partial(scatter, core)
         self._survivors: Communicator | None = None  # the survivors' communicator, once this one has been shrunk
         self._heir: Transport | None = None  # of the group that `grow` gave up: its other ranks may have completed it
 
@@ -499,14 +499,7 @@ class Communicator:
         >>> gc.run_local(lambda comm: comm.scatter(numpy.arange(4).reshape(2, 2) if comm.rank == 0 else None), 2)
         [array([0, 1]), array([2, 3])]
         """
-        calls = self._calls
-        cache_key: Key = ()
-        if stream is None and not async_op and calls.group is None:
-            cache_key = ("scatter", "", root, algorithm)
-            result = calls.fast_path(*cache_key, x, out)
-            if result is not NotImplemented:
-                return result
-        return scatter(self._core, x, out, root, CallOptions(algorithm, async_op, stream), cache_key)
+        return self._calls.do("scatter", "", root, algorithm, x, out, None, stream, async_op)
 
     @overloads.shaped(overloads.Reducing)
     def reduce_scatter(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
@@ -851,13 +844,7 @@ class Communicator:
         >>> gc.run_local(lambda comm: comm.barrier(), 2)
         [None, None]
         """
-        calls = self._calls
-        cache_key: Key = ()
-        if stream is None and not async_op and calls.group is None:
-            cache_key = ("barrier", "", 0, algorithm)
-            if calls.fast_path(*cache_key, None, None) is not NotImplemented:
-                return None
-        return calls.barrier(CallOptions(algorithm, async_op, stream), cache_key)
+        return self._calls.do("barrier", "", 0, algorithm, None, None, None, stream, async_op)
 
     # ---------------------------------------------------------------------------------------- blocks of unlike lengths
 

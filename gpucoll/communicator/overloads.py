@@ -44,37 +44,45 @@ class Starting(TypedDict, total=False):
     async_op: Required[Literal[True]]
 
 
+class BlockingSum(Blocking, total=False):
+    """The options of a reduction that returns its result."""
+
+    dtype: Any
+
+
+class StartingSum(Starting, total=False):
+    """The options of a reduction that returns a `Work`."""
+
+    dtype: Any
+
+
 class Reducing(Protocol):
     """The type of all_reduce, reduce_scatter, scan, exscan."""
 
     @overload
-    def __call__(self, x: A, out: None = None, op: AnyOp = "sum", *, dtype: Any = None,
-                 **how: Unpack[Blocking]) -> A: ...
+    def __call__(self, x: A, out: None = None, op: AnyOp = "sum", **how: Unpack[BlockingSum]) -> A: ...
     @overload
-    def __call__(self, x: Any, out: O, op: AnyOp = "sum", *, dtype: Any = None, **how: Unpack[Blocking]) -> O: ...
+    def __call__(self, x: Any, out: O, op: AnyOp = "sum", **how: Unpack[BlockingSum]) -> O: ...
     @overload
-    def __call__(self, x: A, out: None = None, op: AnyOp = "sum", *, dtype: Any = None,
-                 **how: Unpack[Starting]) -> Work[A]: ...
+    def __call__(self, x: A, out: None = None, op: AnyOp = "sum", **how: Unpack[StartingSum]) -> Work[A]: ...
     @overload
-    def __call__(self, x: Any, out: Any = None, op: AnyOp = "sum", *, dtype: Any = None,
-                 **how: Unpack[Starting]) -> Work[Any]: ...
+    def __call__(self, x: Any, out: Any = None, op: AnyOp = "sum", **how: Unpack[StartingSum]) -> Work[Any]: ...
 
 
 class ReducingToRoot(Protocol):
     """The type of reduce: None on other ranks than the root."""
 
     @overload
-    def __call__(self, x: A, out: None = None, op: AnyOp = "sum", root: int = 0, *, dtype: Any = None,
-                 **how: Unpack[Blocking]) -> A | None: ...
+    def __call__(self, x: A, out: None = None, op: AnyOp = "sum", root: int = 0,
+                 **how: Unpack[BlockingSum]) -> A | None: ...
     @overload
-    def __call__(self, x: Any, out: O, op: AnyOp = "sum", root: int = 0, *, dtype: Any = None,
-                 **how: Unpack[Blocking]) -> O | None: ...
+    def __call__(self, x: Any, out: O, op: AnyOp = "sum", root: int = 0, **how: Unpack[BlockingSum]) -> O | None: ...
     @overload
-    def __call__(self, x: A, out: None = None, op: AnyOp = "sum", root: int = 0, *, dtype: Any = None,
-                 **how: Unpack[Starting]) -> Work[A | None]: ...
+    def __call__(self, x: A, out: None = None, op: AnyOp = "sum", root: int = 0,
+                 **how: Unpack[StartingSum]) -> Work[A | None]: ...
     @overload
-    def __call__(self, x: Any, out: Any = None, op: AnyOp = "sum", root: int = 0, *, dtype: Any = None,
-                 **how: Unpack[Starting]) -> Work[Any]: ...
+    def __call__(self, x: Any, out: Any = None, op: AnyOp = "sum", root: int = 0,
+                 **how: Unpack[StartingSum]) -> Work[Any]: ...
 
 
 class Moving(Protocol):
@@ -174,17 +182,17 @@ class ReducingBlocks(Protocol):
     """The type of reduce_scatter_v."""
 
     @overload
-    def __call__(self, x: A, counts: Sequence[int], op: AnyOp = "sum", *, out: None = None, dtype: Any = None,
-                 **how: Unpack[Blocking]) -> A: ...
+    def __call__(self, x: A, counts: Sequence[int], op: AnyOp = "sum", *, out: None = None,
+                 **how: Unpack[BlockingSum]) -> A: ...
     @overload
-    def __call__(self, x: Any, counts: Sequence[int], op: AnyOp = "sum", *, out: O, dtype: Any = None,
-                 **how: Unpack[Blocking]) -> O: ...
+    def __call__(self, x: Any, counts: Sequence[int], op: AnyOp = "sum", *, out: O,
+                 **how: Unpack[BlockingSum]) -> O: ...
     @overload
-    def __call__(self, x: A, counts: Sequence[int], op: AnyOp = "sum", *, out: None = None, dtype: Any = None,
-                 **how: Unpack[Starting]) -> Work[A]: ...
+    def __call__(self, x: A, counts: Sequence[int], op: AnyOp = "sum", *, out: None = None,
+                 **how: Unpack[StartingSum]) -> Work[A]: ...
     @overload
-    def __call__(self, x: Any, counts: Sequence[int], op: AnyOp = "sum", *, out: Any = None, dtype: Any = None,
-                 **how: Unpack[Starting]) -> Work[Any]: ...
+    def __call__(self, x: Any, counts: Sequence[int], op: AnyOp = "sum", *, out: Any = None,
+                 **how: Unpack[StartingSum]) -> Work[Any]: ...
 
 
 class Receiving(Protocol):

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 POINTS = ("send", "recv", "sendrecv")
 NO_WILDCARD = ("NCCL has no tags, and takes no message from anybody: a GPU array, or one on the emulated device, takes "
                "a message from a named rank; pass src= and tag=, or receive into an array on the host")
-PLAIN = "?bBhHiIlLqQefdFD"  # codes of the dtypes common to NumPy and this library
-# The engine's answers to a blocking message; any other answer is STARTED: the requests of the receive and the send.
+# The engine's answers to a blocking message; any other answer is STARTED: the requests of the receive and the send, and
+# an error.
 DONE, LEFT_TO_PYTHON = True, NotImplemented
 NAME_OF = {code: name for name, code in CODES.items()}
 
@@ -170,8 +170,6 @@ class PointToPoint:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._batch: Batch | None = None  # messages between GPU arrays in the open group
-        # The form in which the carrier takes an array: MPI takes any.
-        self._row: Any = (lambda array: array) if core.link.has_collectives else _bytes
         cycles = Cycles(core.waits, core.rank, lambda: self.board)
         wait, core.waits.rank, core.waits.has_left = core.waits.message_wait, core.rank, core.link.has_left
         wait.look, wait.leave, wait.told = cycles.look, cycles.hide, cycles.told
@@ -183,15 +181,18 @@ class PointToPoint:
         return self._core.host.port(self._core.link.points)
 
     @functools.cached_property
-    def exchange_here(self) -> Callable[..., Any]:
-        """The engine's function for blocking messages inside a node."""
-        is_here = self.carrier is not self._core.link.points and self._core.calls.host_engine() is not None
-        return self._core.calls.engine.exchange if is_here else _left_to_python
+    def exchange(self) -> Callable[..., Any]:
+        """The engine's function for blocking messages: inside a node by the engine itself, else by the carrier."""
+        engine = self._core.calls.host_engine()
+        if engine is None:
+            return _left_to_python
+        engine.bind_points(self.carrier, self.carrier is not self._core.link.points, MAX_MESSAGE)
+        return engine.exchange
 
     @property
     def board(self) -> Any:
         """Where the ranks of a node show each other their waits for messages: the engine, or None."""
-        return None if self.exchange_here is _left_to_python else self._core.calls.engine
+        return None if self.carrier is self._core.link.points else self._core.calls.host_engine()
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message ready to be received, or None; `source` and `tag` None mean any rank and any tag."""
@@ -201,19 +202,16 @@ class PointToPoint:
     def blocking(self, name: str, x: Any, dst: Any, out: Any, src: Any, tag: Any) -> Any:
         """Send `x` and receive `out`, each unless None, and wait for both; return `out`.
 
-        The engine does most messages inside a node, or starts them. Only long messages need a `Work`; arrays that the
-        carrier cannot take as they are go by `point`.
+        The engine does most messages, or starts them. Only long messages need a `Work`; arrays that the engine cannot
+        take as they are go by `point`, and messages that must not overtake an earlier one.
         """
-        started = self.exchange_here(x, dst, out, src, tag)
+        started = self.exchange(x, dst, out, src, tag)
         if started is DONE:
             return out
         if started is LEFT_TO_PYTHON:
-            if not self._are_plain(x, dst, out, src, tag):
-                return self.point(name, x, dst, out, src, tag)
-            self._core.waits.check_usable()
-            started = None
-        state: State = [(), ()] if started is None else [(one,) for one in started]
-        work = self._core.waits.soon(self._ends(state, started, x, dst, out, src, tag), name, out)
+            return self.point(name, x, dst, out, src, tag)
+        state: State = [(one,) for one in started[:2]]
+        work = self._core.waits.soon(_ends(state, started, x, out, src), name, out)
         return out if work is None else awaiting(work, *ends_of(state, x, dst, out, src, tag)).wait()
 
     def point(self, name: str, x: Any, dst: Any, out: Any, src: Any, tag: Any, status: Any = None, *,
@@ -270,39 +268,6 @@ class PointToPoint:
         assert found is not None
         fill_status(status, found)
         return found
-
-    def _are_plain(self, x: Any, dst: Any, out: Any, src: Any, tag: Any) -> bool:
-        """Return whether the carrier may work on the arrays themselves, and no earlier message must come first."""
-        for array, peer in ((x, dst), (out, src)):
-            if array is not None and not (
-                    type(array) is numpy.ndarray and type(peer) is int and 0 <= peer < self._core.size
-                    and array.dtype.char in PLAIN and array.dtype.isnative and array.flags.c_contiguous
-                    and array.nbytes <= MAX_MESSAGE and (array is x or array.flags.writeable)):
-                return False
-        return type(tag) is int and 0 <= tag < TAGS and not self._core.emulated and not self._core.waits.has_messages \
-            and (x is None or out is None or not numpy.may_share_memory(x, out))
-
-    def _ends(self, state: State, started: Any, x: Any, dst: int, out: Any, src: int, tag: int
-              ) -> Generator[Pending, None, None]:
-        """Wait for the messages of `blocking`; begin them unless `started` has the requests. Note them in `state`."""
-        points, row = self.carrier, self._row
-        came, sent = started or (None, None)
-        try:
-            if started is None and out is not None:
-                # Post the receive first: a message for it then stays out of the unexpected queue.
-                came = points.Irecv([row(out), BYTES], src, tag, code_of(out.dtype))
-            if started is None and x is not None:
-                sent = points.Isend([row(x), BYTES], dst, tag, code_of(x.dtype))
-            state[:] = (came,), (sent,)
-            if came is not None:
-                yield came.Test
-                check_received(came, src, code_of(out.dtype), out.nbytes)
-                state[RECEIVING] = None
-            if sent is not None:
-                yield sent.Test
-        except BaseException:
-            cancel([] if came is None else [came], (x, out, sent))
-            raise
 
     def message(self, name: str, tag: Any, x: Any = None, dst: Any = None, out: Any = None,
                  src: Any = None, *, wildcards: bool = False) -> PointMessage:
@@ -489,9 +454,21 @@ def awaiting(work: Work[Any], *ends: End) -> Work[Any]:
     return work
 
 
-def _bytes(array: Array) -> Array:
-    return array.reshape(-1).view(numpy.uint8)
-
+def _ends(state: State, started: Any, x: Any, out: Any, src: int) -> Generator[Pending, None, None]:
+    """Wait for the messages that `blocking` has started, or raise the error met meanwhile. Note the ends in `state`."""
+    came, sent, error = started
+    try:
+        if error is not None:
+            raise error
+        if came is not None:
+            yield came.Test
+            check_received(came, src, code_of(out.dtype), out.nbytes)
+            state[RECEIVING] = None
+        if sent is not None:
+            yield sent.Test
+    except BaseException:
+        cancel([] if came is None else [came], (x, out, sent))
+        raise
 
 
 def _left_to_python(*_: Any) -> Any:

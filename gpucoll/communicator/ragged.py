@@ -102,7 +102,8 @@ class VectorVariants:
 
     def __init__(self, core: Core) -> None:
         self._core, self._lengths = core, LengthCache()
-        core.calls.others = dict.fromkeys(("all_gather_v", "gather_v", "scatter_v", "all_to_all_v", *GIVEN_V), self._do)
+        core.calls.others |= dict.fromkeys((*GIVEN_V, "all_gather_v", "gather_v", "scatter_v", "all_to_all_v"),
+                                           self._do)
 
     def known(self, name: str, root: Any, algorithm: Any, x: Any, out: Any, stream: Any, async_op: bool) -> Any:
         """Run a call without counts, by the engine if it knows the lengths of an earlier call."""
@@ -110,16 +111,13 @@ class VectorVariants:
             return self._core.calls.do(name, "", root, algorithm, x, out, None, stream, async_op)
         except LengthsDiffer:
             self._differed(name)
-            return self._do(name, "", root, algorithm, x, out, None, stream, async_op)
+            return self._do((), name, "", root, x, out, None, CallOptions(algorithm, async_op, stream))
 
-    def _do(self, name: str, op: Any, root: Any, algorithm: Any, x: Any, out: Any, dtype: Any, stream: Any,
-            async_op: bool) -> Any:
+    def _do(self, _: Key, name: str, op: Any, root: Any, x: Any, out: Any, dtype: Any, options: CallOptions) -> Any:
         """Run a call unknown to the engine. With counts of the caller, these are `root`, and `op` is op or root."""
-        options = CallOptions(algorithm, async_op, stream)
-        if name == "reduce_scatter_v counts":
-            return self._counted(GIVEN_V[name], x, root, out, options, op=op, kind=dtype)
         if name in GIVEN_V:
-            return self._counted(GIVEN_V[name], x, root, out, options, root=op)
+            how = {"op": op, "kind": dtype} if COLLECTIVES[GIVEN_V[name]].reduces else {"root": op}
+            return self._counted(GIVEN_V[name], x, root, out, options, **how)
         if name == "scatter_v":
             return self._scatter(x, out, root, options)
         if name == "all_to_all_v":
@@ -134,7 +132,7 @@ class VectorVariants:
         source, everyone, digest = self._agree(name, lambda: self._opened(check_rows, name, x, options.stream),
                                                lambda row: (len(row),), rows)
         lengths = tuple(one for one, in everyone)
-        taken = lengths if COLLECTIVES[name].output.exists(self._core.rank, rank_info.root) else ()
+        taken = () if COLLECTIVES[name].rooted and self._core.rank != rank_info.root else lengths
         blocks = Blocks(name, source.shape[1:], source.dtype, (len(source),), taken, sum(lengths), digest,
                         _same(name, digest, source, self._how(rank_info.root, options)), lengths)
         return self._run_blocks(blocks, source, source, options, x, out=out, root=rank_info.root)
@@ -151,7 +149,7 @@ class VectorVariants:
         is_repeatable = type(source) is numpy.ndarray and kind is None and type(op) is str and self._how(0, options)
         how = (op if row.reduces else rank_info.root), lengths, options.algorithm
         mine: Counts = (lengths[core.rank],)
-        taken = lengths if row.output.exists(core.rank, rank_info.root) else ()
+        taken = () if row.rooted and core.rank != rank_info.root else lengths
         given, taken, rooms = (lengths, mine, ()) if row.reduces else (mine, taken, lengths)
         blocks = Blocks(name, source.shape[1:], source.dtype, given, taken, sum(lengths), counts_text(lengths),
                         (f"{name} {COUNTS}", *how) if is_repeatable else (), rooms)
@@ -268,7 +266,7 @@ class VectorVariants:
         if space is None:
             space = core.space(blocks.name, *x, stream=options.stream) if isinstance(given, list) \
                 else core.calls.space(blocks.name, x, options.stream)
-        kind = kind_of(blocks.name, sources[0], kind) if row.reduces else row_of(blocks.dtype)
+        kind = kind_of(blocks.name, sources[0], kind) if sources else row_of(blocks.dtype)
         room = None if out is None else room_for(row, out, blocks.rooms or blocks.taken, blocks.tail, blocks.dtype,
                                                  sources, core.rank, space)
         is_apart = False
@@ -403,7 +401,7 @@ def _like(checked: Any) -> tuple[numpy.dtype, tuple[int, ...], bool]:
 
 
 def _metadata_of(dtype: numpy.dtype, tail: tuple[int, ...], gpu: bool, counts: Counts) -> Metadata:
-    return {"dtype": row_of(dtype).name, "tail": tail, "gpu": gpu, "counts": counts}
+    return {"dtype": dtype.name, "tail": tail, "gpu": gpu, "counts": counts}
 
 
 @functools.lru_cache(CACHED_HEADERS)

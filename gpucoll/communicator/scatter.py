@@ -21,8 +21,11 @@ from gpucoll.executors.engine.tables import TEXT
 from gpucoll.progress.operations import Operation
 
 
-def scatter(core: Core, x: Any, out: Any, root: Any, options: CallOptions, cache_key: Key) -> Any:
-    """Scatter the root's `x`; a call with a `cache_key` is kept for repetition."""
+def scatter(core: Core, _: Key, name: str, op: Any, root: Any, x: Any, out: Any, dtype: Any, options: CallOptions
+            ) -> Any:
+    """Scatter the root's `x`; a plain call is kept for repetition, also by a root that does not compare by value."""
+    is_plain = options.stream is None and not options.async_op and core.calls.group is None
+    cache_key = (name, op, root, options.algorithm) if is_plain else ()
     rank_info, shows = core.metadata.sizes("scatter", root), core.host.shows_calls if cache_key else None
     if core.rank != rank_info.root:
         metadata = _shown_by(core, rank_info, out, options) or core.metadata.broadcast(rank_info.root, {}, "scatter")

@@ -206,15 +206,16 @@ MessageKey: TypeAlias = tuple[int, int, int]  # sender, receiver and tag of a me
 class _Message:
     """One end, send or receive, of a message between threads; also the request tested by the owner."""
 
+    came: int = 0  # the dtype code of the received message
+    number: int = 0  # the position in the order of all ends that had to wait
+    length: int | None = None  # the length in bytes of the sent message, once copied
+
     def __init__(self, row: numpy.ndarray, dtype: int, key: MessageKey = (0, 0, 0), *, sends: bool = False) -> None:
         self.row: numpy.ndarray = row
         self.dtype: int = dtype
         self.key: MessageKey = key
         self.sends: bool = sends
         self.nbytes: int = len(row)
-        self.came: int = 0  # the dtype code of the received message
-        self.number: int = 0  # the position in the order of all ends that had to wait
-        self.length: int | None = None  # the length in bytes of the sent message, once copied
 
     def Test(self, status: Any = None) -> bool:
         """Return whether the message has been copied."""

@@ -42,6 +42,9 @@ struct Engine {
     PythonWire* by_python = nullptr;       // `Node::wire`, if its messages are Python's
     Ref<> alone;                           // messages under way in Python: messages here must not overtake them
     Ref<> python;                          // makes the calls that are left to Python
+    Ref<> points;                          // the carrier of messages between two ranks, see `bind_points`
+    bool carries = false;                  // whether `mail` carries the messages to ranks of this node
+    uint64_t most_bytes = 0;               // of a message by `points`
     PyObject* object = nullptr;            // this engine for Python, which owns this state
     bool closed = false;
     int under_way = 0;       // calls of threads inside this object: above 0 the members must stay
@@ -62,7 +65,7 @@ struct Engine {
 
     template <class Each> void references(Each each) {
         table.references(each);
-        for (Ref<>* one : {&acquire, &release, &queue, &waits, &inside, &wire, &alone, &python, &executor, &errors}) each(*one);
+        for (Ref<>* one : {&acquire, &release, &queue, &waits, &inside, &wire, &alone, &python, &points, &executor, &errors}) each(*one);
         each(current);
     }
 
@@ -76,7 +79,8 @@ struct Engine {
 };
 
 static PyObject *failure_name, *owner_name, *slow_wait_name, *broken_name, *check_failures_name, *attach_name, *differ_name,
-    *out_of_reach_name, *disconnected_name, *cancel_name, *exchange_name, *on_delay_name, *spent_name;
+    *out_of_reach_name, *disconnected_name, *cancel_name, *exchange_name, *on_delay_name, *spent_name, *usable_name, *send_name,
+    *receive_name, *test_name, *came_name, *length_name;
 
 // Return whether all arrays of a call are in symmetric memory; False for a list, since its blocks lie apart.
 static bool is_symmetric(const Engine& self, PyObject* x, PyObject* out) {
@@ -407,21 +411,21 @@ static long thread_number() {
     return number;
 }
 
-// Holds the lock of `Progress` for a call made here, unless another thread is in a call: `is_open` says so. Counts the
-// call, so that the engine keeps its members.
+// Holds the lock of `Progress` for a call made here, unless another thread is in a call: `is_open` says so. With `counts`
+// the engine keeps its members, and a collective call of another thread is refused meanwhile.
 class Gate {
   public:
-    explicit Gate(Engine& engine) : self(engine) {
+    explicit Gate(Engine& engine, bool counts = true) : self(engine), counted(counts ? 1 : 0) {
         is_open = checked(PyObject_CallOneArg(self.acquire.get(), Py_False)).get() == Py_True;
         if (!is_open) return;
         self.thread = thread_number();
-        self.under_way++;
+        self.under_way += counted;
     }
     ~Gate() {
         if (!is_open) return;
         const KeptError kept;
         Ref<>::steal(PyObject_CallNoArgs(self.release.get()));
-        self.under_way--;
+        self.under_way -= counted;
     }
     Gate(const Gate&) = delete;
 
@@ -429,6 +433,7 @@ class Gate {
 
   private:
     Engine& self;
+    const int counted;
 };
 
 // Do a known call; return `out`, or NotImplemented if another thread is in a call or the root in another call. `own` is

@@ -241,6 +241,19 @@ static Ref<> bind_progress(Engine& self, PyObject* given) {
     return none();
 }
 
+// bind_points(points, carries, most): `exchange` makes messages by the carrier `points`, with the methods `Isend` and `Irecv`
+// and at most `most` bytes, from now on; with `carries`, those inside the node by the engine itself.
+static Ref<> bind_points(Engine& self, PyObject* given) {
+    PyObject* points;
+    int carries;
+    unsigned long long most;
+    check(PyArg_ParseTuple(given, "OpK", &points, &carries, &most));
+    self.points = Ref<>::borrow(points);
+    self.carries = carries != 0;
+    self.most_bytes = most;
+    return none();
+}
+
 // close(): forget all known calls. A call under way may still be completed.
 static Ref<> close(Engine& self) {
     self.closed = true;
@@ -338,6 +351,7 @@ static PyMethodDef methods[] = {
     {"awaited", Method<awaited>::call, METH_NOARGS, nullptr},
     {"begin", Method<begin_call>::call, METH_VARARGS, nullptr},
     {"bind", Method<bind>::call, METH_VARARGS, nullptr},
+    {"bind_points", Method<bind_points>::call, METH_VARARGS, nullptr},
     {"bind_progress", Method<bind_progress>::call, METH_VARARGS, nullptr},
     {"bind_wire", Method<bind_wire>::call, METH_VARARGS, nullptr},
     {"cache_call", Method<cache_call>::call, METH_VARARGS, nullptr},
@@ -394,7 +408,8 @@ static void fill(PyObject* made) {
         {&failure_name, "failure"}, {&owner_name, "_owner"}, {&slow_wait_name, "slow_wait"}, {&broken_name, "broken"},
         {&check_failures_name, "check_failures"}, {&attach_name, "attach"}, {&differ_name, "differ"},
         {&out_of_reach_name, "out_of_reach"}, {&disconnected_name, "disconnected"}, {&spent_name, "spent"}, {&cancel_name, "cancel"}, {&exchange_name, "sendrecv"},
-        {&on_delay_name, "on_delay"}};
+        {&on_delay_name, "on_delay"}, {&usable_name, "check_usable"}, {&send_name, "Isend"}, {&receive_name, "Irecv"}, {&test_name, "Test"},
+        {&came_name, "came"}, {&length_name, "length"}};
     for (const auto& [place, text] : names) *place = checked(PyUnicode_InternFromString(text)).release();
     type_of<Engine>.tp_new = new_engine;
     type_of<Engine>.tp_methods = methods;

@@ -1,4 +1,5 @@
-// Messages of `mail.h` for Python: requests like those of mpi4py, and blocking messages (`exchange`).
+// Messages of `mail.h` for Python: requests like those of mpi4py, and blocking messages (`exchange`), also by the messages of
+// a carrier of Python's between nodes.
 //
 // A blocking message usually ends in C++, without Python's lock. A message still under way after a short wait becomes
 // a request, and Python waits for the rest. The danger throughout is memory: the array of a message must stay alive
@@ -136,19 +137,22 @@ static Ref<> probe(Engine& self, PyObject* given) {
 }
 
 // Return whether `exchange` can use an array as it is: contiguous, native byte order, a NumPy dtype with a code, and
-// a same-node peer, stored in `rank`. All other messages are left to Python.
+// another rank, stored in `rank`. All other messages are left to Python.
 static bool is_plain(const Engine& self, PyObject* array, PyObject* peer, bool writes, uint32_t* rank) {
     if (!is_array(array) || !PyLong_CheckExact(peer)) return false;
     const long number = PyLong_AsLong(peer);
     if (number < 0) PyErr_Clear();
     *rank = static_cast<uint32_t>(number);
     const int kind = PyArray_TYPE(array_of(array));
-    return number >= 0 && self.mail.reaches(static_cast<uint64_t>(number))
+    return number >= 0 && static_cast<uint64_t>(number) < self.node.ranks
            && PyArray_CHKFLAGS(array_of(array), writes ? NPY_ARRAY_CARRAY : NPY_ARRAY_CARRAY_RO)
            && PyArray_ISNOTSWAPPED(array_of(array))
            && (PyTypeNum_ISBOOL(kind) || PyTypeNum_ISINTEGER(kind) || kind == NPY_HALF || kind == NPY_FLOAT
                || kind == NPY_DOUBLE || kind == NPY_CFLOAT || kind == NPY_CDOUBLE);
 }
+
+// Seconds of polls of a carrier's requests, and of a yield that has given the core away; as in gpucoll/progress/waits.py.
+static const double SOON = 1e-3, GIVEN_AWAY = 500e-6;
 
 // Return whether two arrays share no memory.
 static bool are_apart(PyObject* x, PyObject* out) {
@@ -220,37 +224,23 @@ static bool exchange_both(Engine& self, PyObject* x, uint32_t dst, PyObject* out
     }
 }
 
-// Return True for a complete exchange, else the pair of requests (receive, send).
+// Return True for a complete exchange, else the requests of receive and send, and None.
 static Ref<> exchange_result(const Engine& self, const Ends& ends, bool done, PyObject* x, PyObject* out) {
     if (!ends.has_begun) throw std::bad_alloc();
     const std::shared_ptr<Transfer>&sent = ends.sent, &came = ends.came;
     if (done && (came == nullptr || (came->fits() && came->error == 0))) return truth(true);
     const Ref<> first = came == nullptr ? none() : make_request(self, came, out);
     const Ref<> second = sent == nullptr ? none() : make_request(self, sent, x);
-    return checked(PyTuple_Pack(2, first.get(), second.get()));
+    return checked(PyTuple_Pack(3, first.get(), second.get(), Py_None));
 }
 
-// exchange(x, dst, out, src, tag): send x and receive out, unless None. Return True if both are complete and the
-// message fits the array. Otherwise return a pair of requests (receive, send), for Python to wait or to raise the
-// error. Return NotImplemented if Python must do the whole call.
-static Ref<> exchange(Engine& self, PyObject* const* given, Py_ssize_t count) {
-    if (count != 5) raise(PyExc_TypeError, "exchange takes five arguments");
-    PyObject *x = given[0], *out = given[2];
-    uint32_t dst = 0, src = 0;
-    const long tag = PyLong_CheckExact(given[4]) ? PyLong_AsLong(given[4]) : -1;
-    if (PyErr_Occurred()) PyErr_Clear();
-    if (tag < 0 || tag >= 1 << 15 || self.closed || !self.waits) return not_implemented();
-    if ((x != Py_None && !is_plain(self, x, given[1], false, &dst))
-        || (out != Py_None && !is_plain(self, out, given[3], true, &src))
-        || (x != Py_None && out != Py_None && !are_apart(x, out)))
-        return not_implemented();
-    // Queued messages of this communicator come first: messages with the same tag must not overtake each other.
-    if (!is_free(self, self.alone)) return not_implemented();
+// Exchange inside the node; see `exchange`.
+static Ref<> exchange_here(Engine& self, PyObject* x, uint32_t dst, PyObject* out, uint32_t src, uint32_t tag) {
     const Gate gate(self);
     if (!gate.is_open) return not_implemented();
     self.exchanges = true;
     Ends ends;
-    const bool done = exchange_both(self, x, dst, out, src, static_cast<uint32_t>(tag), &ends);
+    const bool done = exchange_both(self, x, dst, out, src, tag, &ends);
     self.exchanges = false;
     call_back_dropped(self);
     try {
@@ -261,6 +251,102 @@ static Ref<> exchange(Engine& self, PyObject* const* given, Py_ssize_t count) {
         if (ends.is_at_memory()) mark_failed(self, exchange_name, x, out);
         throw Raised();
     }
+}
+
+// Begin a message by the carrier, with the bytes of an array; return the request. The request keeps the array.
+static Ref<> begin_by(PyObject* points, PyObject* method, PyObject* array, uint32_t peer, uint32_t tag) {
+    npy_intp nbytes = PyArray_NBYTES(array_of(array));
+    const Ref<> row = checked(PyArray_SimpleNewFromData(1, &nbytes, NPY_UINT8, data_of(array)));
+    Ref<> base = Ref<>::borrow(array);  // NumPy takes over the reference
+    check(PyArray_SetBaseObject(array_of(row.get()), base.release()) == 0);
+    const Ref<> buffer = checked(Py_BuildValue("[Os]", row.get(), "B"));
+    return checked(PyObject_CallMethodObjArgs(points, method, buffer.get(), number(peer).get(), number(tag).get(),
+                                              number(code_of(array)).get(), nullptr));
+}
+
+// Return whether a request of the carrier's, or None, has ended.
+static bool has_ended(PyObject* request) {
+    if (request == Py_None) return true;
+    const int done = PyObject_IsTrue(checked(PyObject_CallMethodNoArgs(request, test_name)).get());
+    check_error();
+    return done == 1;
+}
+
+// Return a number that a request of the carrier's tells.
+static long long told(PyObject* request, PyObject* name) {
+    const long long value = PyLong_AsLongLong(checked(PyObject_GetAttr(request, name)).get());
+    check_error();
+    return value;
+}
+
+// Return whether the message that a request has received has the dtype and the length of the array.
+static bool fits(PyObject* came, PyObject* array) {
+    const long long code = told(came, came_name);
+    return (code == 0 || code == code_of(array)) && told(came, length_name) == PyArray_NBYTES(array_of(array));
+}
+
+// Wait a short time for two requests of the carrier's, each perhaps None; return whether both have ended. Each poll yields
+// the core; a yield that lasts has given it to a rank that computes, and the rest of the wait may sleep, in Python.
+static bool await_requests(PyObject* came, PyObject* sent) {
+    double since = 0;
+    for (PyObject* one : {came, sent}) {
+        while (!has_ended(one)) {
+            const double time = now();
+            if (since == 0) since = time;
+            if (time > since + SOON) return false;
+            const Unlocked unlocked;
+            sched_yield();
+            if (now() > time + GIVEN_AWAY) return false;
+        }
+    }
+    return true;
+}
+
+// Exchange by the carrier; see `exchange`. Outside the gate's count: another thread may make a collective call meanwhile.
+static Ref<> exchange_by_points(Engine& self, PyObject* x, uint32_t dst, PyObject* out, uint32_t src, uint32_t tag) {
+    checked(PyObject_CallMethodNoArgs(self.waits.get(), usable_name));
+    const Ref<> points = self.points, requests = checked(PyList_New(3));
+    const Gate gate(self, false);
+    if (!gate.is_open) return not_implemented();
+    Ref<> came = none(), sent = none(), error = none();
+    bool done = false;
+    try {
+        // The receive first: a message for it then stays out of the unexpected queue.
+        if (out != Py_None) came = begin_by(points.get(), receive_name, out, src, tag);
+        if (x != Py_None) sent = begin_by(points.get(), send_name, x, dst, tag);
+        done = await_requests(came.get(), sent.get()) && (out == Py_None || fits(came.get(), out));
+    } catch (const Raised&) {
+        const Failure failure;
+        error = Ref<>::borrow(failure.error());
+    }
+    if (done) return truth(true);
+    // The list was made before the messages: a rank without memory must not lose them.
+    Py_ssize_t place = 0;
+    for (Ref<>* one : {&came, &sent, &error}) PyList_SET_ITEM(requests.get(), place++, one->release());
+    return requests;
+}
+
+// exchange(x, dst, out, src, tag): send x and receive out, unless None. Return True if both are complete and the
+// message fits the array. Otherwise return the requests of receive and send, each perhaps None, and the error met meanwhile,
+// or None, for Python to wait or to raise. Return NotImplemented if Python must do the whole call.
+static Ref<> exchange(Engine& self, PyObject* const* given, Py_ssize_t count) {
+    if (count != 5) raise(PyExc_TypeError, "exchange takes five arguments");
+    PyObject *x = given[0], *out = given[2];
+    uint32_t dst = 0, src = 0;
+    const long tag = PyLong_CheckExact(given[4]) ? PyLong_AsLong(given[4]) : -1;
+    if (PyErr_Occurred()) PyErr_Clear();
+    if (tag < 0 || tag >= 1 << 15 || self.closed || !self.waits || !self.points) return not_implemented();
+    if ((x != Py_None && !is_plain(self, x, given[1], false, &dst))
+        || (out != Py_None && !is_plain(self, out, given[3], true, &src))
+        || (x != Py_None && out != Py_None && !are_apart(x, out)))
+        return not_implemented();
+    // Queued messages of this communicator come first: messages with the same tag must not overtake each other.
+    if (!is_free(self, self.alone)) return not_implemented();
+    const bool is_here = self.carries && (x == Py_None || self.mail.reaches(dst)) && (out == Py_None || self.mail.reaches(src));
+    if (is_here) return exchange_here(self, x, dst, out, src, static_cast<uint32_t>(tag));
+    for (PyObject* one : {x, out})
+        if (one != Py_None && nbytes_of(one) > self.most_bytes) return not_implemented();
+    return exchange_by_points(self, x, dst, out, src, static_cast<uint32_t>(tag));
 }
 
 static PyObject* exchange_method(PyObject* object, PyObject* const* given, Py_ssize_t count) {

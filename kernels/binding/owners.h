@@ -89,6 +89,7 @@ class Failure {
         PyObject *raised[3];
         PyErr_Fetch(&raised[0], &raised[1], &raised[2]);
         PyErr_NormalizeException(&raised[0], &raised[1], &raised[2]);
+        if (raised[1] != nullptr && raised[2] != nullptr) PyException_SetTraceback(raised[1], raised[2]);
         for (int i = 0; i < 3; i++) parts[i] = Ref<>::steal(raised[i]);
     }
     PyObject* error() const { return parts[1].get(); }
