@@ -108,8 +108,9 @@ def machine(path: Path) -> Table:
         executor = peer.strip() or ("native" if algorithm == "native" else "nccl")
         points.setdefault((executor, algorithm), []).append((nbytes, microseconds / 1e6))
     curves = tuple(Curve("all_reduce", *way, *zip(*some, strict=True)) for way, some in points.items())
-    return Table(f"bench/results/{path.name}", {"gpu": [gpu.partition(",")[0]], "gpus": 1, "by_mps": True},
-                 (Shape(2, 1, "cuda", document["time"][:10], (), curves),))
+    return Table("", {"gpu": [gpu.partition(",")[0]], "gpus": 1, "by_mps": True},
+                 (Shape(2, 1, "cuda", f"{document['time'][:10]} in bench/results/{path.name}", (),
+                        curves),))
 
 
 def main(files: Sequence[str]) -> int:

@@ -22,6 +22,7 @@ from typing import Any
 import gpucoll
 from gpucoll import internal
 from gpucoll.algorithms import algorithms
+from gpucoll.calibration import packets
 from gpucoll.calibration.fit import NATIVE_SIZES, SIZES, links, serves, sweep
 from gpucoll.calibration.measure import ranks_of
 from gpucoll.communicator import Communicator
@@ -84,7 +85,8 @@ def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[
     # Check the folder now, so that a folder without write access does not waste minutes of measuring.
     by_first_rank(ranks_of(comm), lambda: make_folder(path.parent))
     with executors(comm, options.device) as comms:
-        shape = _shape(comms, options, collectives, sizes, say)
+        excluded = packets.check(comms, say) if options.device == "cuda" else ()
+        shape = _shape(comms, options, collectives, sizes, say)._replace(excluded=excluded)
     by_first_rank(ranks_of(comm), lambda: write_table(path, table_before(path, host).merged(shape)))
     say(f"{path}: {comm.size} ranks on {comm.nodes} node{'s' * (comm.nodes > 1)}, "
         f"{time.perf_counter() - started:.1f} s")

@@ -13,7 +13,7 @@ import math
 import struct
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy
@@ -202,23 +202,23 @@ class Kernels:
     def pack(self, src: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, dst: int,
              stream: Any) -> None:
         """Gather the elements at ``src + sum(index * strides)`` into `dst`, in C order; `strides` are in bytes."""
-        parts = _parts(tuple(shape), tuple(strides), itemsize, (src | dst) % WORD)
-        self._strided("pack", ((src + offset, dst + place, axes) for offset, place, axes in parts), stream)
+        self._strided("pack", src, dst, shape, strides, itemsize, stream)
 
     def unpack(self, src: int, dst: int, shape: Sequence[int], strides: Sequence[int], itemsize: int,
                stream: Any) -> None:
         """Scatter contiguous elements of `src` to ``dst + sum(index * strides)``; leave the bytes between untouched."""
-        parts = _parts(tuple(shape), tuple(strides), itemsize, (src | dst) % WORD)
-        self._strided("unpack", ((src + place, dst + offset, axes) for offset, place, axes in parts), stream)
+        self._strided("unpack", src, dst, shape, strides, itemsize, stream)
 
-    def _strided(self, kernel: str, parts: Iterable[tuple[int, int, Axes]], stream: Any) -> None:
-        """Launch `kernel` for each part: source, destination, and axes of the strided side; copy parts without gaps."""
-        for src, dst, axes in parts:
+    def _strided(self, kernel: str, src: int, dst: int, shape: Sequence[int], strides: Sequence[int], itemsize: int,
+                 stream: Any) -> None:
+        """Launch `kernel` for each part of the strided side; copy parts without gaps."""
+        for offset, place, axes in _parts(tuple(shape), tuple(strides), itemsize, (src | dst) % WORD):
+            ends = (src + offset, dst + place) if kernel == "pack" else (src + place, dst + offset)
             if axes.strides == (axes.unit,):
-                self.copy(src, dst, axes.shape[0], axes.unit, stream)
+                self.copy(*ends, axes.shape[0], axes.unit, stream)
             else:
                 count, none = math.prod(axes.shape), (0,) * (MOST_AXES - len(axes.shape))
-                arguments = PACK(src, dst, count, len(axes.shape), *axes.shape, *none, *axes.strides, *none)
+                arguments = PACK(*ends, count, len(axes.shape), *axes.shape, *none, *axes.strides, *none)
                 launch = self._get((kernel, axes.unit), kernels.instance, kernel, axes.unit)
                 self._run(launch, count * WORD, arguments, stream)
 

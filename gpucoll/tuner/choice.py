@@ -144,26 +144,20 @@ class Tuner:
 
     def __init__(self, nodes: Sequence[int], table: Table, prefer: str = "") -> None:
         self._nodes, self._prefer = tuple(nodes), prefer
-        self._tables = {"": table}  # by device; "": of other devices
+        self._use(table)
+
+    def _use(self, table: Table) -> None:
+        self.table: Table = table
         self._kept: dict[tuple[str, str, int, tuple[str, ...], str, Order], tuple[str, str]] = {}
-        self._forget()
-
-    def _forget(self) -> None:
-        """Make all models anew, each at the next call on its device."""
-        self._kept.clear()
+        # The model for arrays on a device, made at the first call on this device
         self.model: Callable[[str], Model] = functools.cache(
-            lambda device: Model(self._table(device), World(self._nodes, device)))
-
-    def _table(self, device: str) -> Table:
-        return self._tables.get(device, self._tables[""])
+            lambda device: Model(self.table, World(self._nodes, device)))
 
     def follow(self, gpus: Sequence[ClaimedGpu]) -> None:
         """Choose by committed measurements on machines with these GPUs, one for each rank, unless this one has its own.
         """
-        kind = None if self.measured("cuda") else of_kind(gpus)
-        if kind is not None:
-            self._tables["cuda"] = kind
-            self._forget()
+        if not self.measured("cuda"):
+            self._use(self.table._replace(shapes=(*of_kind(gpus), *self.table.shapes)))
 
     def choose(self, collective: str, algorithm: str, nbytes: int, executors: tuple[str, ...],
                device: str = "cpu", order: Order = "any") -> Choice:
@@ -195,12 +189,12 @@ class Tuner:
     def source(self, device: str) -> str:
         """Return in words the table, and the shape used for choices on `device`."""
         shape = self.model(device).shape
-        return (f"{self._table(device).source}: {shape.ranks} ranks on {shape.nodes} node{'s' * (shape.nodes > 1)}, "
+        return (f"{self.table.source}: {shape.ranks} ranks on {shape.nodes} node{'s' * (shape.nodes > 1)}, "
                 f"{f'measured {shape.measured}' if shape.measured else 'estimated'}")
 
     def measured(self, device: str) -> set[str]:
         """Return the executors that a table other than the built-in one has measured."""
-        shapes = [shape for shape in self._table(device).shapes if shape.device == device and shape.measured]
+        shapes = [shape for shape in self.table.shapes if shape.device == device and shape.measured]
         return {link.executor for shape in shapes for link in shape.links} | {
             curve.executor for shape in shapes for curve in shape.curves}
 
@@ -353,7 +347,10 @@ class Model:
         curve = next((one for one in self.shape.curves if one[:3] == (collective, executor, name)), None)
         if executor == NATIVE:
             return [row._replace(algorithm=name) for row in self._native(collective, nbytes, curve)]
-        barriers = find(collective, name).traits.barriers if executor == "shared" else 0
+        traits = find(collective, name).traits
+        if executor == "peer" and traits.kernel in self.shape.excluded:
+            return []
+        barriers = traits.barriers if executor == "shared" else 0
         topology = self.topology(ONE_PASS if barriers else executor)
         if topology is None:
             return []

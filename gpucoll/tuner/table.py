@@ -66,14 +66,18 @@ class Curve(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The measurements for a number of ranks, a number of nodes and a device: the key of a shape in a table."""
+    """The measurements for a number of ranks, a number of nodes and a device: the key of a shape in a table.
+
+    `excluded` are the kernels (`Traits.kernel`) of `peer` that `gpucoll tune` has seen bring wrong data.
+    """
 
     ranks: int
     nodes: int
     device: str
-    measured: str  # the date; "" for estimates
+    measured: str  # the date, of a committed measurement with its file; "" for estimates
     links: tuple[LinkCost, ...]
     curves: tuple[Curve, ...]
+    excluded: tuple[str, ...] = ()
 
 
 class Table(NamedTuple):
@@ -104,16 +108,16 @@ def built_in() -> Table:
     return parse(BUILT_IN, Path(__file__).with_name("defaults.json").read_bytes())
 
 
-def of_kind(gpus: Sequence[ClaimedGpu]) -> Table | None:
-    """Return the committed measurements of a kind of machine: with these GPUs, one for each rank; None without any.
+def of_kind(gpus: Sequence[ClaimedGpu]) -> tuple[Shape, ...]:
+    """Return the committed measurements of a kind of machine: with these GPUs, one for each rank; () without any.
 
     A kind is the name of the GPUs, their number, and whether processes share a GPU by MPS. `python -m
     gpucoll.bench.readme --machines` makes the file from results of `scripts/gpu_check`.
     """
     kind = {"gpu": [*{gpu.name for gpu in gpus}], "gpus": len({gpu.identity for gpu in gpus}),
             "by_mps": all(gpu.by_mps for gpu in gpus)}
-    tables = (_row(Table, one) for one in json.loads(MACHINES.read_bytes()))
-    return next((one for one in tables if one.host == kind and one.shapes[0].ranks == len(gpus)), None)
+    tables = [_row(Table, one) for one in json.loads(MACHINES.read_bytes())]
+    return tuple(shape for one in tables if one.host == kind for shape in one.shapes if shape.ranks == len(gpus))
 
 
 def parse(source: str, content: bytes) -> Table:

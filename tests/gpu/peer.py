@@ -14,9 +14,11 @@ import numpy
 
 import gpucoll as gc
 from gpu.helpers import PATIENCE, raising, ramp, ranges, refused, same
+from gpucoll.calibration import packets
 from gpucoll.device import gpus
 from gpucoll.device.launch import Kernels
 from gpucoll.executors.peer import multicast
+from gpucoll.executors.peer.tables import PACKETS, STEPS
 from gpucoll.tuner import Tuner
 
 LARGE = 1_100_000  # elements of four bytes: more than the peer executor's staging area
@@ -327,6 +329,49 @@ def measured(comm):
         assert {one.choice for one in told} == won
         assert ("packets_float32_sum" in kernels) is ("one_shot" in won)
         assert all(("bench/results/nvidia-h100" in one["basis"]) is ("one_shot" in won) for one in told)
+
+
+def spoilt_by(kernel, real):
+    """Return `Kernels.launcher` with a fault: what the kernel brings from rank 0 has a wrong bit."""
+    def launcher(self, instance):
+        launch, (dtype, field) = real(self, instance), (STEPS, "buffers") if kernel == "steps" else (PACKETS, "dst")
+        if not instance.entry.startswith(kernel):
+            return launch
+
+        def bound(blocks, threads, arguments):
+            enqueue = launch(blocks, threads, arguments)
+            ends = arguments.view("u1")[:dtype.itemsize].view(dtype)[field].reshape(-1)
+
+            def spoil(stream):
+                enqueue(stream)
+                memory = cupy.cuda.UnownedMemory(int(ends[min(1, ends.size - 1)]), 8, arguments)
+                with stream:
+                    word = cupy.ndarray(1, "uint64", cupy.cuda.MemoryPointer(memory, 0))
+                    word ^= 1
+
+            return spoil
+
+        return bound
+
+    return launcher
+
+
+def checked(comm):
+    """The check before `gpucoll tune` names the kind of packet and the ranks, and does without its kernels."""
+    for kernel, kind, excluded in (
+            ("none", "", ()), ("packets", "packets of 16 bytes", ("fold_all",)), ("steps", "pieces", ("",)),
+            ("ll128", "packets of 128 bytes", ("fold_all",)),
+            ("fold_all", "reads of other ranks", ("fold_all", "fold_share")),
+            ("multimem_share", "the switch", ("fold_share", "multimem_gather"))):
+        with comm.split(0) as other, patch.object(packets, "PACKET_CHECKS", 2):
+            device, told, comms = other._core.gpu("cuda").device, [], {"peer": other}
+            with patch.object(device, "moves_rows", return_value=kernel == "ll128"), patch.object(
+                    Kernels, "launcher", spoilt_by(kernel, Kernels.launcher) if comm.rank == 1 else Kernels.launcher):
+                found = packets.check(comms, told.append)
+            if kernel == "multimem_share" and not other._core.gpu("cuda").peer.links["reductions_by_switch"]:
+                kind, excluded = "", ()
+            assert (found, "peer" in comms) == (excluded, kernel != "steps")
+            assert told[:1] == [f"peer: wrong data by {kind}, from rank 0 to 1: auto does without"] * bool(kind)
 
 
 def one_part_at_a_time(comm):

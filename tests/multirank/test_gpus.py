@@ -80,7 +80,7 @@ ON_PEER = [("shares", "two_shot", "memory"), ("missing", "two_shot"), ("missing"
            ("lifetimes", "ring", "one_shot", "two_shot"), ("fault",), ("mirrored", "every_count", "all_reduce", "ring"),
            ("elsewhere", "two_shot", "ring"), ("repeated_elsewhere", "two_shot"), ("same_objects", "two_shot"),
            ("reused", "two_shot"),
-           ("reused", "one_shot", "ring"), ("let_go",), ("dropped_in_capture",)]
+           ("reused", "one_shot", "ring"), ("let_go",), ("dropped_in_capture",), ("checked",)]
 
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
@@ -96,7 +96,7 @@ def test_programs(gpus, program, machine):
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
     ON_PEER, slow="missing current_device blocks asynchronous points lifetimes "
-                  "many_calls symmetric fault captured-ring mirrored elsewhere reused-one",
+                  "many_calls symmetric fault captured-ring mirrored elsewhere reused-one checked",
     sample=[("captured", "two_shot")]))
 def test_programs_by_the_peer_executor(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env={**PEER, **machine})
@@ -136,7 +136,8 @@ ON_MACHINES = pytest.mark.parametrize("machine", [
 
 @pytest.mark.slow
 @ON_MACHINES
-@pytest.mark.parametrize("program", ["switched", "unswitched", "symmetric", "blocks", "reused-two_shot", "let_go"])
+@pytest.mark.parametrize("program", ["switched", "unswitched", "symmetric", "blocks", "reused-two_shot", "let_go",
+                                     "checked"])
 def test_the_nvlink_switch(gpus, program, machine):
     name, *arguments = program.split("-")
     gpus(name, 3, *arguments, env={**PEER, "EMULATED_SWITCH": "1", **machine})

@@ -177,7 +177,7 @@ def test_on_gpus_own_kernels_are_taken_where_such_a_machine_was_measured_and_the
     won, source, advice, why = taken([one, one])
     assert (won, advice) == ([*["one_shot"] * 2, "native", *["one_shot"] * 2], "")
     assert re.fullmatch(r"measured 1\.52 times as fast as native on native, .*", why)
-    path = ROOT / source.partition(":")[0]
+    path = ROOT / source.partition(" in ")[2]
     assert json.loads(MACHINES.read_text()) == [plain(machine(path))]
     for gpus in ([one._replace(by_mps=False)] * 2, [one, one._replace(identity="b")], [one] * 3,
                  [one._replace(name="NVIDIA H200")] * 2):
@@ -186,6 +186,10 @@ def test_on_gpus_own_kernels_are_taken_where_such_a_machine_was_measured_and_the
         assert why.endswith("on peer is estimated to be quicker, but not measured on such GPUs")
     assert set(taken([one, one], collective="all_gather")[0]) == {"native"}
     assert taken([one, one], mine)[1].startswith("mine")
+    spoilt = mine._replace(shapes=(mine.shapes[0]._replace(excluded=("fold_all",)),))
+    there, left = ({row.algorithm for row in Tuner((0, 0), some).candidates("all_reduce", 8, ("peer",), "cuda")}
+                   for some in (mine, parse("", as_json(spoilt))))
+    assert there - left == {"one_shot"}
 
 
 def test_of_those_that_tie_the_one_with_the_fewest_partners_is_chosen():

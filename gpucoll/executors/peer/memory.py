@@ -107,13 +107,16 @@ class Handshake:
 
     def _meet(self) -> Iterator[Pending]:
         linked = yield from self._exchange(self._device.linked_gpu)
-        there, is_free = [row[0] for row in linked], True
+        there = [row[0] for row in linked]
+        mine, rank = there[self._place.rank], self._place.rank
         # The emulated device has no GPU to share.
         self.ranks_share_gpu = self._device.asynchronous and len({*there}) < self._place.size
-        if self._device.asynchronous:
-            self._seat, is_free = place_of(self._place.rank, there)
+        # The first rank on a GPU takes the place for the others.
+        if self._device.asynchronous and len(there) > 1 and there.index(mine) == rank:
+            self._seat = GpuSeat(mine, alone=there.count(mine) > 1)
         # All ranks must cut their slabs in the same way: use the smallest number of channels proposed.
-        proposed = yield from self._exchange([self._device.channels(there.count(there[self._place.rank])), is_free])
+        proposed = yield from self._exchange([self._device.channels(there.count(mine)),
+                                              self._seat is None or self._seat.is_free])
         self.room = Room(self._place.size, min(row[0] for row in proposed), staging=self._device.staging)
         busy = [rank for rank, row in enumerate(proposed) if not row[1]]
         if busy:
@@ -263,21 +266,16 @@ class GpuSeat:
     a file of the temporary folder; the system releases the locks of a dead process.
     """
 
-    def __init__(self, gpu: int) -> None:
-        self._file = os.path.join(tempfile.gettempdir(), f"gpucoll-{os.geteuid()}-{gpu:x}.lock")
-        self._held = -1
-
-    def take(self, *, alone: bool) -> bool:
-        """Return whether the place is free, and take it; `alone`: several ranks of the communicator use the GPU."""
+    def __init__(self, gpu: int, *, alone: bool) -> None:
+        """Take the place, if it `is_free`; `alone`: several ranks of the communicator use the GPU."""
+        self._held, self.is_free = -1, True
+        file = os.path.join(tempfile.gettempdir(), f"gpucoll-{os.geteuid()}-{gpu:x}.lock")
         try:
-            self._held = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._held = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._held, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError as error:  # a folder without files or locks tells nothing
             self.leave()
-            return False
-        except OSError:  # a folder without files or locks tells nothing
-            self.leave()
-        return True
+            self.is_free = not isinstance(error, BlockingIOError)
 
     def leave(self) -> None:
         """Free the place; idempotent."""
@@ -286,17 +284,6 @@ class GpuSeat:
             with contextlib.suppress(OSError):
                 fcntl.flock(held, fcntl.LOCK_UN)  # a forked child may have inherited the file
             os.close(held)
-
-
-def place_of(rank: int, gpus: Sequence[int]) -> tuple[GpuSeat | None, bool]:
-    """Return the place to be taken by `rank`, or None, and whether it is free, and so taken now.
-
-    `gpus` are the GPUs of all ranks. The first rank on a GPU takes the place for the others.
-    """
-    if len(gpus) == 1 or gpus.index(gpus[rank]) != rank:
-        return None, True
-    place = GpuSeat(gpus[rank])
-    return place, place.take(alone=gpus.count(gpus[rank]) > 1)
 
 
 class SymmetricMemory:
