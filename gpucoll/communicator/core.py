@@ -63,7 +63,12 @@ class Core:
 
     @functools.cached_property
     def device(self) -> int | None:
-        return self.link.own_gpu(self._ordinal)
+        link = self.link
+        if link.own_gpu is not None:
+            return link.own_gpu(self._ordinal)
+        if link.device is None:
+            link.device = gpus.device_of(link.gpu_index, self._ordinal)
+        return link.device
 
     def space(self, name: str, *arrays: Any, stream: Any = None, meets: bool = True) -> Space:
         """Return the space of a call: the GPU for GPU arrays, else the host or, if chosen, the emulated device.
@@ -71,9 +76,9 @@ class Core:
         `meets` is False for a message between two ranks, in which the other ranks have no part.
         """
         if any(on_gpu(array) for array in arrays):
-            own = self.link.gpu("cuda")
-            if own is not None:
-                return own.space(stream)
+            if self.link.gpu is not None:
+                own: Space = self.link.gpu("cuda").space(stream)
+                return own
             if self.device is None:
                 raise ArgumentError(f"{name}: x is a GPU array, but CuPy finds no GPU in this process "
                                     f"({gpus.no_gpu()}); pass a copy on the host", code="GC-ARRAY")
@@ -87,7 +92,7 @@ class Core:
     def current(self, stream: Any, arrays: Iterable[Any]) -> contextlib.AbstractContextManager[object]:
         """Return the context for opening a call's arrays before its space exists: device and stream of GPU arrays."""
         # `device` searches for GPUs: ask last.
-        if not any(map(on_gpu, arrays)) or self.link.gpu("cuda") is not None or self.device is None:
+        if not any(map(on_gpu, arrays)) or (self.link.gpu and self.link.gpu("cuda")) or self.device is None:
             return NOWHERE
         stream = torch_stream(arrays)() if stream is None else stream
         from gpucoll.device.cuda import CurrentDevice, CurrentStream, as_stream
@@ -97,8 +102,8 @@ class Core:
 
     def gpu(self, name: str, *, meets: bool = True) -> Gpu:
         """Return the device "cuda" or "emulated" of this rank, made when first used; with `meets` for collectives."""
-        own = self.link.gpu(name)
-        if own is not None:
+        if self.link.gpu is not None:
+            own: Gpu = self.link.gpu(name)
             return own
         known = self.gpus.get(name)
         if known is None or (meets and known.meet is not None):

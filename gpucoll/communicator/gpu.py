@@ -399,7 +399,7 @@ def make_gpu(name: str, link: Transport, waits: Progress, ordinal: int | None, s
     if link.mpi is None:
         from gpucoll.device.local import LocalTransport
 
-        points = LocalTransport(link.rank, link.offers[1], device, are_users=True)
+        points = LocalTransport(link.place.rank, link.offers[1], device, are_users=True)
         return Gpu(device, points, functools.partial(_threads_meet, link, waits))
     return Gpu(device, _pairs(device, link, waits, settings), functools.partial(_processes_meet, link, waits, settings))
 
@@ -441,7 +441,7 @@ def _threads_meet(link: Transport, waits: Progress, gpu: Gpu) -> None:
     from gpucoll.device.local import LocalTransport
 
     waits.run(_same_ordinal(link, gpu.device.ordinal), FIRST_GPU_CALL)
-    gpu.add(LocalTransport(link.rank, link.offers[0], gpu.device))
+    gpu.add(LocalTransport(link.place.rank, link.offers[0], gpu.device))
 
 
 def _processes_meet(link: Transport, waits: Progress, settings: Mapping[str, Any], gpu: Gpu) -> None:

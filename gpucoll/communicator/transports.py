@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy
 
-from gpucoll.device.gpus import device_of
 from gpucoll.executors import Executor
 from gpucoll.health.farewell import Farewell, Sent, Why
 from gpucoll.health.processes import Processes
@@ -76,7 +75,11 @@ class Transport:
     carrier = "mpi"  # the name of the executor by messages of `wire`
     members: Membership | None = None  # by which processes regroup; None if they cannot
     gpu_index: int | None = None  # number for dealing out a host's GPUs; None: threads use the current GPU
-    device: int | None = None  # the CUDA ordinal, once `own_gpu` was called
+    device: int | None = None  # the CUDA ordinal, once a call has asked for it
+    # Of a transport with devices of its own: ``gpu(name)`` returns one for calls on GPU arrays, ``own_gpu(ordinal)`` is
+    # the number of the rank's, given the ordinal in the options.
+    gpu: Callable[[str], Any] | None = None
+    own_gpu: Callable[[int | None], int | None] | None = None
     # An executor that carries out, and compares, all calls in a way of its own: without schedules and shared memory.
     executor: Executor | None = None
     # ``exchange(name, root, value, found)`` appends to `found` the list of all ranks' values, in a call `name` of the
@@ -185,16 +188,6 @@ class Transport:
         """Return what drives the operations of a communicator and waits for them; by default by polls."""
         return Progress(timeout, foreign=self.foreign, threads=self.threads, asks_store=self.asks_store,
                         crowd=self.place.local_size / (os.cpu_count() or 1))
-
-    def own_gpu(self, ordinal: int | None) -> int | None:
-        """Return this rank's CUDA ordinal: `ordinal`, or by `gpu_index`, or the parent's; None without a GPU."""
-        if self.device is None:
-            self.device = device_of(self.gpu_index, ordinal)
-        return self.device
-
-    def gpu(self, name: str) -> Any:
-        """Return a device of the transport's own for calls on GPU arrays; None: the rank's GPU."""
-        return None
 
     def tell(self, others: Collection[int], farewell: Farewell) -> Sent | None:
         """Begin to tell other ranks that this rank makes no further call, as after a failure."""

@@ -34,8 +34,8 @@ MOST = {
     "shared": dict.fromkeys(CALLS, (16, 60, 3, 40)) | {"all_gather_v": (18, 67, 3, 40), "sendrecv": (10, 27, 2, 20)},
     "mpi": dict.fromkeys(CALLS, (16, 60, 3, 40)) | {
         "all_gather out=": (17, 60, 3, 40), "all_gather_v": (21, 80, 3, 40), "sendrecv": (11, 32, 4, 40)},
-    "nccl": dict.fromkeys([*CALLS][:4], (24, 102, 7, 140)),
-    "peer": dict.fromkeys([*CALLS][:4], (29, 129, 5, 95)),
+    "nccl": dict.fromkeys([*CALLS][:4], (24, 98, 7, 138)),
+    "peer": dict.fromkeys([*CALLS][:4], (29, 126, 5, 92)),
 }
 
 
