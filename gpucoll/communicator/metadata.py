@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy
 
 from gpucoll.arrays import Array, RankInfo, Space, on_gpu, prepare
-from gpucoll.call.table import CallOptions, Key
+from gpucoll.call.table import CallOptions
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import row_of
 from gpucoll.errors import REFUSALS, ArgumentError, GpucollError, MismatchError, PeerError, minority
@@ -28,11 +28,6 @@ CACHED_HEADERS = 256  # entries of caches of host messages
 def metadata_of(x: Array, shape: Sequence[int]) -> Metadata:
     """Return the metadata of an array for the other ranks, with `shape` as its shape."""
     return {"shape": list(shape), "dtype": row_of(x.dtype).name, "gpu": on_gpu(x)}
-
-
-def exchange_key(collective: str, name: str, root: int = 0) -> Key:
-    """Return the key of an exchange for calls `name` in the engine's table: collective, op, root and algorithm."""
-    return f"{collective} of a header of {name}", "", root, "auto"
 
 
 class MetadataExchange:
@@ -84,7 +79,7 @@ class MetadataExchange:
         Raises LengthsDiffer, a reason to repeat the exchange, if another rank took lengths from an earlier call.
         """
         # The call itself cannot be prepared without the result, so a group begins this exchange at once.
-        core, cache_key = self._core, exchange_key(collective, name, root)
+        core, cache_key = self._core, (f"{collective} of a header of {name}", "", root, "auto")
         result: Array = core.calls.fast_path(*cache_key, row, None)
         if result is NotImplemented:
             call = prepare(COLLECTIVES[collective], row, None, core.calls.sizes(name, root))

@@ -1315,9 +1315,7 @@ class Communicator:
         >>> gc.run_local(program, 2)[1]
         array([1.5, 2.5])
         """
-        if x is not None and not async_op and self._calls.group is None:
-            return self._points.blocking("send", x, dst, None, -1, tag)
-        return self._points.point("send", x, dst, None, -1, tag, async_op=async_op)
+        return self._points.make("send", x, dst, None, -1, tag, async_op=async_op)
 
     @overloads.shaped(overloads.Receiving)
     def recv(self, out: Any, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *, async_op: bool = False) -> Any:
@@ -1381,9 +1379,7 @@ class Communicator:
         >>> gc.run_local(program, 2)[1]
         array([1.5, 2.5])
         """
-        if out is not None and status is None and not async_op and self._calls.group is None:
-            return self._points.blocking("recv", None, -1, out, src, tag)
-        return self._points.point("recv", None, -1, out, src, tag, status, async_op=async_op)
+        return self._points.make("recv", None, -1, out, src, tag, status, async_op=async_op)
 
     def sendrecv(self, x: Any, out: Any, dst: int, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` to rank `dst` while receiving `out` from rank `src`; return `out`.
@@ -1433,9 +1429,7 @@ class Communicator:
         >>> gc.run_local(shifted, 3)
         [array([2]), array([0]), array([1])]
         """
-        if x is not None and out is not None and not async_op and self._calls.group is None:
-            return self._points.blocking("sendrecv", x, dst, out, src, tag)
-        return self._points.point("sendrecv", x, dst, out, src, tag, async_op=async_op)
+        return self._points.make("sendrecv", x, dst, out, src, tag, async_op=async_op)
 
     @overloads.shaped(overloads.Probing)
     def probe(self, src: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Any:

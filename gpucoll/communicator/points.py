@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy
 
 from gpucoll.arrays import HOST, Array, Space, Target, address, check_input, check_writable, flat, overlap, target
+from gpucoll.call.table import not_known
 from gpucoll.communicator.core import Core
 from gpucoll.communicator.cycles import Cycles
 from gpucoll.communicator.gpu import Completion, DeviceSpace
@@ -185,7 +186,7 @@ class PointToPoint:
         """The engine's function for blocking messages: inside a node by the engine itself, else by the carrier."""
         engine = self._core.calls.host_engine()
         if engine is None:
-            return _left_to_python
+            return not_known
         engine.bind_points(self.carrier, self.carrier is not self._core.link.points, MAX_MESSAGE)
         return engine.exchange
 
@@ -199,17 +200,20 @@ class PointToPoint:
         found = self.carrier.seen(source, tag)
         return None if found is None else ProbeResult(*found)
 
-    def blocking(self, name: str, x: Any, dst: Any, out: Any, src: Any, tag: Any) -> Any:
-        """Send `x` and receive `out`, each unless None, and wait for both; return `out`.
+    def make(self, name: str, x: Any, dst: Any, out: Any, src: Any, tag: Any, status: Any = None, *,
+             async_op: bool = False) -> Any:
+        """Make a `send`, `recv` or `sendrecv`; return a `Work`, or `out`.
 
-        The engine does most messages, or starts them. Only long messages need a `Work`; arrays that the engine cannot
-        take as they are go by `point`, and messages that must not overtake an earlier one.
+        The engine does most blocking messages, or starts them. Only long ones need a `Work`; arrays that the engine
+        cannot take as they are go by `point`, and messages that must not overtake an earlier one.
         """
-        started = self.exchange(x, dst, out, src, tag)
+        is_plain = (x is None) == (name == "recv") and (out is None) == (name == "send") and status is None \
+            and not async_op and self._core.calls.group is None
+        started = self.exchange(x, dst, out, src, tag) if is_plain else LEFT_TO_PYTHON
         if started is DONE:
             return out
         if started is LEFT_TO_PYTHON:
-            return self.point(name, x, dst, out, src, tag)
+            return self.point(name, x, dst, out, src, tag, status, async_op=async_op)
         state: State = [(one,) for one in started[:2]]
         work = self._core.waits.soon(_ends(state, started, x, out, src), name, out)
         return out if work is None else awaiting(work, *ends_of(state, x, dst, out, src, tag)).wait()
@@ -455,7 +459,7 @@ def awaiting(work: Work[Any], *ends: End) -> Work[Any]:
 
 
 def _ends(state: State, started: Any, x: Any, out: Any, src: int) -> Generator[Pending, None, None]:
-    """Wait for the messages that `blocking` has started, or raise the error met meanwhile. Note the ends in `state`."""
+    """Wait for the messages that `make` has started, or raise the error met meanwhile. Note the ends in `state`."""
     came, sent, error = started
     try:
         if error is not None:
@@ -469,10 +473,6 @@ def _ends(state: State, started: Any, x: Any, out: Any, src: int) -> Generator[P
     except BaseException:
         cancel([] if came is None else [came], (x, out, sent))
         raise
-
-
-def _left_to_python(*_: Any) -> Any:
-    return LEFT_TO_PYTHON
 
 
 def check_received(request: Any, source: int, code: int, room: int) -> None:
