@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
 import datetime
 import functools
 import getpass
@@ -42,6 +43,8 @@ CHECKED = 64  # MiB of the largest messages checked on the host
 LOST = 5.0  # seconds for a part to end by itself
 OBSERVED = ("--query-gpu=utilization.gpu,memory.used,clocks.sm,clocks.mem,clocks_event_reasons.active",
             "--query-compute-apps=pid,used_memory")  # a line for each GPU, and for each process on a GPU
+FORMER = ("clocks_event_reasons", "clocks_throttle_reasons")  # the name of a field in drivers before 535
+OF_KERNELS = ("dram__throughput.avg.pct_of_peak_sustained_elapsed", "launch__registers_per_thread")  # asked of ncu
 
 BY_PROCESSES = ("NCCL", "schedules", "peer", "a killed rank", "PyTorch")  # on one GPU, two processes or more
 
@@ -80,12 +83,15 @@ PARTS = (
     Part("benchmark", 400, "all-reduces by size: over NCCL's messages, NCCL's own, and the peer executor's"),
     Part("host time", 120, "how long the host is busy with one call, of a lone rank and of two"),
     Part("peer latency", 90, "small all-reduces in a CUDA graph"),
+    Part("waits", 30, "which calls of CUDA and NCCL wait while another thread copies behind a busy stream"),
+    Part("ncu", 60, "registers and share of the memory's peak of kernels that wait for no rank, by NVIDIA's profiler"),
 )
 # The parts of a run of less than 20 minutes, with their seconds: first what no GPU has shown yet.
-IN_HASTE = {"facts": 20, "a killed rank": 90, "PyTorch": 90, "NCCL": 60, "peer": 80, "host time": 30,
-            "compute-sanitizer": 80, "benchmark": 90, "peer latency": 60, "kernels": 40, "graphs": 30, "training": 50}
+IN_HASTE = {"facts": 20, "waits": 20, "a killed rank": 80, "PyTorch": 90, "NCCL": 60, "peer": 80, "host time": 30,
+            "compute-sanitizer": 80, "ncu": 30, "peer latency": 40, "benchmark": 80, "kernels": 40, "graphs": 30,
+            "training": 40}
 MEASURED = ("facts", "contexts", "pairs", "collectives", "bandwidth", "benchmark", "host time",
-            "peer latency")  # all findings are shown
+            "peer latency", "waits", "ncu")  # all findings are shown
 
 
 class Check:
@@ -175,14 +181,14 @@ def parts(minutes: float) -> list[Part]:
 
 
 def _run_part(name: str, gpus: int, options: argparse.Namespace, left: float) -> list[Finding]:
-    own = {"training": training, "compile": compiled, "host time": host_time}
+    own = {"training": training, "compile": compiled, "host time": host_time, "ncu": profiled}
     if name in own:
         return own[name](left, gpus)
     if name == "benchmark":
         return benchmark(left, gpus, 4 * options.megabytes)
     if name in ("contexts", "pairs", "collectives"):
         return on_every_gpu(left, name, gpus, options.megabytes)
-    if name in ("facts", "bandwidth", "peer latency"):
+    if name in ("facts", "bandwidth", "peer latency", "waits"):
         return _own(left, name, options.megabytes)
     _need(gpus)
     with side_by_side(gpus, name in BY_PROCESSES) as variables:
@@ -345,7 +351,26 @@ def observed() -> list[str]:
     if program is None:
         return ["nvidia-smi is missing"]
     said = [run([program, query, "--format=csv,noheader"], 2 * LOST) for query in OBSERVED]
+    if "not a valid field" in said[0][0]:
+        said[0] = run([program, OBSERVED[0].replace(*FORMER), "--format=csv,noheader"], 2 * LOST)
     return [line for output, wrong in said for line in (wrong or output).splitlines()]
+
+
+def profiled(left: float, gpus: int) -> list[Finding]:
+    """Return ncu's figures of each kernel of the part `bandwidth`; ncu may lack the permission to read counters."""
+    _need(gpus)
+    program = shutil.which("ncu") or shutil.which("ncu", path="/usr/local/cuda/bin")
+    if program is None:
+        raise Absent("ncu is not installed")
+    output, wrong = run([program, "--clock-control=none", "--csv", "--launch-count=60", "-k", "regex:reduce|copy|pack",
+                         f"--metrics={','.join(OF_KERNELS)}", sys.executable, str(ROOT / "scripts" / "gpu_parts.py"),
+                         "bandwidth", "64"], left)
+    if wrong:
+        raise Absent(f"ncu: {wrong}")
+    rows = [row for row in csv.reader(output.splitlines()) if len(row) > 3 and row[-3] in OF_KERNELS]
+    figures = {(row[4], row[-3]): row[-1] for row in rows}  # of the last launch of a kernel
+    return [finding(kernel, PASSED, **{name.partition("__")[0]: figures[kernel, name] for name in OF_KERNELS})
+            for kernel in dict.fromkeys(kernel for kernel, _ in figures)]
 
 
 def _measured(executor: str, one: dict[str, Any], ranks: int) -> Finding:

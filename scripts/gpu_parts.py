@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PASSED, FAILED, MISSING, SHORT = "passed", "failed", "missing", "below target"
 SHARE = 0.9  # of the device's own copy bandwidth
 CALL_MICROSECONDS = 10.0  # of the host, for one eager all_reduce
+WAIT = 0.5  # seconds after which a call counts as waiting
 REPEATS, BURST, GRAPH = 15, 4, 20  # measurements, launches or calls per measurement, calls in a graph
 RANKS = (2, 4, 8)  # threads on one GPU, for the peer executor
 SMALL = (8, 64, 512, 1024, 4096, 8192)  # bytes
@@ -156,6 +157,42 @@ def host_time(_: str) -> Iterator[Finding]:
                     yield finding(f"all_reduce, {algorithm}, {ranks}", status, microseconds=round(taken, 2))
 
 
+def waits(_: str) -> Iterator[Finding]:
+    """Time calls of CUDA and NCCL while another thread copies to the host behind a kernel that holds its stream.
+
+    The microseconds are None for a call that waits for the end of that copy: the watchdog may not make it.
+    """
+    import cupy
+    import numpy
+    from cupy.cuda import nccl
+
+    from bench.devices import HOLD
+
+    pinned, hold = cupy.cuda.alloc_pinned_memory(4), cupy.RawKernel(HOLD, "hold")
+    opened, x = numpy.frombuffer(pinned, numpy.uint32, 1), cupy.zeros(1 << 20, "uint8")
+    held, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    event, comm = cupy.cuda.Event(), nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
+    event.record(other)
+    calls: dict[str, Callable[[], object]] = {
+        "none": lambda: None, "event query": lambda: event.done, "event record": lambda: event.record(other),
+        "compile and load": lambda: cupy.RawKernel(HOLD.replace("hold", "other"), "other").kernel,
+        "ncclCommAbort": comm.abort, "ncclCommInitRank": lambda: nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)}
+    for name, call in calls.items():
+        opened[0] = 0
+        hold((1,), (1,), (numpy.uint64(opened.ctypes.data), numpy.uint64(4e9 * WAIT)), stream=held)
+        reader, caller = (threading.Thread(target=one) for one in (lambda: x.get(stream=held), call))
+        reader.start()
+        reader.join(WAIT / 10)  # by now it copies
+        began = time.perf_counter()
+        caller.start()
+        caller.join(WAIT)
+        taken = None if caller.is_alive() else round(1e6 * (time.perf_counter() - began))
+        opened[0] = 1
+        for one in (reader, caller):
+            one.join()
+        yield finding(name, PASSED, microseconds=taken)
+
+
 # ---------------------------------------------------------------- the peer executor: threads on one GPU
 
 
@@ -220,7 +257,8 @@ def _together(met: threading.Barrier, stream: Any, call: Callable[[], Any]) -> f
 
 
 PARTS: dict[str, Callable[[str], Iterator[Finding]]] = {
-    "facts": facts, "cases": cases, "bandwidth": bandwidth, "host time": host_time, "peer latency": peer_latency}
+    "facts": facts, "cases": cases, "bandwidth": bandwidth, "host time": host_time, "peer latency": peer_latency,
+    "waits": waits}
 
 
 def main(name: str, argument: str) -> None:

@@ -94,7 +94,9 @@ def test_kernels_compile(nvrtc_release):
     pairs = generator(44).sample(PAIRS, 24)
     always = [sources.reducing("fold_all", OPS["sum"], DTYPES["float32"]),
               sources.reducing("steps", OPS["max"], DTYPES["float32"])]
+    switched = [sources.reducing("multimem_share", *pair) for pair in PAIRS if sources.is_switched(*pair)]
     kernels = [*MOVES, *(MAKERS[number % len(MAKERS)](*pair) for number, pair in enumerate(pairs))]
     for first, arch in enumerate(archs):
         share = [one for one in kernels[first::len(archs)] if (arch, one.entry[:5]) != ("sm_120", "ll128")]
+        share += switched[first::len(archs)] if int(arch[3:]) >= 90 else []
         gate.check([*{one.entry: one for one in [*always, *share]}.values()], arch)

@@ -57,19 +57,40 @@ def test_a_part_that_hangs_is_stopped():
 def test_in_twelve_minutes_what_is_unproven_comes_first():
     short = gpu_check.parts(12)
     assert sum(part.seconds for part in short) <= 12 * 60
-    assert [part.name for part in short][:4] == ["facts", "a killed rank", "PyTorch", "NCCL"]
+    assert [part.name for part in short][:4] == ["facts", "waits", "a killed rank", "PyTorch"]
     assert {part.name for part in short} <= {*PARTS} == {part.name for part in gpu_check.parts(60)}
 
 
 @pytest.mark.parametrize(("program", "said"), [
     (None, ["nvidia-smi is missing"]), ('echo "$1"', [*gpu_check.OBSERVED]),
-    ("echo the GPU is lost; exit 15", ["exit code 15: the GPU is lost"] * 2)], ids=["missing", "there", "lost"])
+    ("echo the GPU is lost; exit 15", ["exit code 15: the GPU is lost"] * 2),
+    ('case $1 in *event_reasons*) echo Field "$1" is not a valid field to query.; exit 2;; esac; echo "$1"',
+     [gpu_check.OBSERVED[0].replace("event_reasons", "throttle_reasons"), gpu_check.OBSERVED[1]])],
+    ids=["missing", "there", "lost", "driver 530"])
 def test_after_each_part_nvidia_smi_is_asked(tmp_path, monkeypatch, program, said):
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{program}\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setattr(gpu_check, "_of_driver", lambda name: program and str(tmp_path / name))
     (checked := gpu_check.Check(gpu_check._options([]))).part(gpu_check.PARTS[0], lambda left: [])
     assert checked.parts["facts"]["nvidia-smi"] == said
+
+
+@pytest.mark.parametrize(("program", "said"), [
+    ("echo ==ERROR== ERR_NVGPUCTRPERM; exit 1", "ERR_NVGPUCTRPERM"), ("cat $0.csv", {"copy_16": ("97.5", "22")})])
+def test_ncus_figures_are_those_of_the_last_launch_of_a_kernel(tmp_path, monkeypatch, program, said):
+    (tmp_path / "ncu").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "ncu").chmod(0o755)
+    (tmp_path / "ncu.csv").write_text("==PROF== x\n" + "".join(
+        f'"{turn}","1","python","host","copy_16","1","7","(256)","(9)","0","9.0","s","{name}","%","{value}"\n'
+        for turn, values in enumerate([("12", "22"), ("97.5", "22")])
+        for name, value in zip(gpu_check.OF_KERNELS, values, strict=True)))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(gpu_check, "_need", lambda gpus: None)
+    if isinstance(said, str):
+        with pytest.raises(gpu_check.Absent, match=said):
+            gpu_check.profiled(60.0, 1)
+    else:
+        assert {one["name"]: (one["dram"], one["launch"]) for one in gpu_check.profiled(60.0, 1)} == said
 
 
 @pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["ended", "killed"])
@@ -86,7 +107,7 @@ def test_the_mps_daemon_ends_with_the_run(tmp_path, end):
 @pytest.mark.slow
 def test_what_runs_is_measured(tmp_path, emulated_kernels, launcher):
     """Every part measures, with few kernels; the peer part runs by itself, since every CUDA thread is a slow fiber."""
-    only = "kernels,NCCL,bandwidth,training,a killed rank,two communicators,PyTorch,benchmark,host time"
+    only = "kernels,NCCL,bandwidth,waits,training,a killed rank,two communicators,PyTorch,benchmark,host time"
     code, printed, found = check(tmp_path, "--only", only, "--megabytes", "1", "-k", "bool", **ON_EMULATED_GPU)
     assert found["NCCL"]["NCCL's binding"]["status"] == "passed"
     assert found["training"]["train.py"]["accuracy"] > 80
@@ -96,6 +117,7 @@ def test_what_runs_is_measured(tmp_path, emulated_kernels, launcher):
     assert all(one["ranks"] == 2 for one in found["benchmark"].values())  # 2 ranks share the one GPU
     assert set(found["bandwidth"]) == {"device copy", "copy", "reduce", "pack", "cast", "scale"}
     assert all(one["gigabytes_per_second"] > 0 for one in found["bandwidth"].values())
+    assert {"event query", "ncclCommAbort"} <= {name for name, one in found["waits"].items() if one["microseconds"]}
     assert set(found["host time"]) == {f"all_reduce, {name}, {ranks}" for name in ("native", "ring")
                                        for ranks in ("a lone rank", "2 ranks")}
     # The exit code is 1 for low bandwidth: kernels on a CPU are slower than one copying call.
