@@ -53,7 +53,7 @@ from gpucoll.core.topology import factors, group, in_order_tree, members_of
 from gpucoll.core.transfers import PieceMessage, Transfers, backwards
 from gpucoll.device.array_kernels import kernels_of
 from gpucoll.device.launch import Quantised
-from gpucoll.device.sources import MOMENTS, SHORT_FLOATS
+from gpucoll.device.sources import SHORT_FLOATS
 from gpucoll.executors import INSIDE, Call, CallRequest, Executor, ReadyCall, call_site
 from gpucoll.executors.engine.instructions import combine
 from gpucoll.health.farewell import Farewell

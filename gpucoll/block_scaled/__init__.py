@@ -20,21 +20,7 @@ from gpucoll import Communicator, internal
 from gpucoll.block_scaled.conversion import dequantise, largest_and_errors, largest_magnitude, quantise, wide_dtype
 from gpucoll.block_scaled.steps import ScaledMessages, messages, two_steps
 from gpucoll.errors import ArgumentError, ClosedError, DtypeError, GpucollError
-from gpucoll.internal import (
-    FORMATS,
-    Array,
-    Format,
-    block_shape,
-    check_alike,
-    check_input,
-    check_output,
-    format_of,
-    is_alike,
-    module_of,
-    on_gpu,
-    op_of,
-    row_of,
-)
+from gpucoll.internal import FORMATS, Array, Format, on_gpu
 
 __all__ = ["FORMATS", "BlockScaledCollectives", "Bounded"]
 
@@ -125,7 +111,7 @@ class BlockScaledCollectives:
     def __init__(self, comm: Communicator, format: str) -> None:
         error: ArgumentError | None = None
         try:
-            self.format: Format = format_of(format)
+            self.format: Format = internal.format_of(format)
         except ArgumentError as found:
             error = found
         internal.all_gather_metadata(comm, {}, type(self).__name__, error)
@@ -303,7 +289,7 @@ class BlockScaledCollectives:
             source, target, divisor = self._agreed(name, x, out, op)
             # Kernels write contiguous arrays.
             place = target if target is not None and target.flags.c_contiguous else self._result(name, source)
-            bound = run(source, place, divisor) if source.size else module_of(source).zeros(1, "f8")
+            bound = run(source, place, divisor) if source.size else internal.module_of(source).zeros(1, "f8")
             if target is not None and place is not target:
                 target[...] = place
             return Bounded(place if out is None else out, bound.reshape(()))
@@ -316,27 +302,27 @@ class BlockScaledCollectives:
             internal.check_apart(self._comm, name)
             if self._is_closed:
                 raise ClosedError(f"{name}: this object was closed; make a new one from the communicator")
-            source = check_input(name, x)
-            if row_of(source.dtype).name not in ROUNDING:
+            source = internal.check_input(name, x)
+            if internal.row_of(source.dtype).name not in ROUNDING:
                 raise DtypeError(f"{name}: x is {source.dtype}; block-scaled formats are for floating-point numbers of "
                                  "16 bits and more")
-            op = op_of(op).name
+            op = internal.op_of(op).name
             if op not in SCALED_OPS:
                 raise ArgumentError(f"{name}: op {op!r} is neither of {' and '.join(SCALED_OPS)}", code="GC-OP")
             shape = _shape_of_result(name, source, self._comm.size)
-            target = None if out is None else check_output(name, out, [shape], source.dtype, source)
+            target = None if out is None else internal.check_output(name, out, [shape], source.dtype, source)
             facts = {"call": name, "shape": list(source.shape), "dtype": source.dtype.name, "gpu": on_gpu(source),
                      "op": op, "format": self.format.name}
         except GpucollError as found:
             error = found
         everyone = internal.all_gather_metadata(self._comm, facts, f"block-scaled {name}", error)
         for what, code in COMPARED.items():
-            check_alike(name, everyone, what, code)
-        whole = module_of(source).ascontiguousarray(source).reshape(source.shape)
+            internal.check_alike(name, everyone, what, code)
+        whole = internal.module_of(source).ascontiguousarray(source).reshape(source.shape)
         return whole, target, self._comm.size if op == "avg" else 1
 
     def _result(self, name: str, source: Array) -> Array:
-        return module_of(source).empty(_shape_of_result(name, source, self._comm.size), source.dtype)
+        return internal.module_of(source).empty(_shape_of_result(name, source, self._comm.size), source.dtype)
 
     def _reduce_all(self, source: Array, out: Array, divisor: int) -> Any:
         if self._inner is None:
@@ -357,7 +343,7 @@ class BlockScaledCollectives:
         inner.all_gather(share, out=result.reshape(shares.shape))
         if is_padded:
             out.reshape(-1)[...] = rows.reshape(-1)[:source.size]
-        both = self._comm.all_reduce(module_of(source).concatenate([bound, largest]), op="max")
+        both = self._comm.all_reduce(internal.module_of(source).concatenate([bound, largest]), op="max")
         # Each of the additions inside a host rounds a number of at most the sum of the host's magnitudes.
         return both[:1] + both[1:] * (self._comm.size * inner.size * ROUNDING[wide.name][0] * 1.01 / divisor)
 
@@ -385,7 +371,7 @@ class BlockScaledCollectives:
             if overlaps:
                 came.wait()
             next(steps, None)
-        return _most(like, module_of(like).concatenate(bounds))
+        return _most(like, internal.module_of(like).concatenate(bounds))
 
     def _reduce_blocks(self, source: Array, out: Array, divisor: int) -> Any:
         comm, workspace = self._comm, functools.partial(self._workspace, source, "")
@@ -419,14 +405,14 @@ class BlockScaledCollectives:
     def _workspace(self, like: Array, of: str, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return a buffer reused in the next call of the same kind; `of` names a part of the call."""
         kept = self._buffers.get(of + name)
-        if kept is None or not is_alike(kept, like, shape, dtype):
-            kept = self._buffers[of + name] = module_of(like).empty(shape, dtype)
+        if kept is None or not internal.is_alike(kept, like, shape, dtype):
+            kept = self._buffers[of + name] = internal.module_of(like).empty(shape, dtype)
         return kept
 
 
 def _shape_of_result(name: str, source: Array, size: int) -> tuple[int, ...]:
     if name == "reduce_scatter":
-        return block_shape(name, source, size)
+        return internal.block_shape(name, source, size)
     return (size, *source.shape) if name == "all_gather" else source.shape
 
 
@@ -439,18 +425,18 @@ def _error_of_sum(sent: ScaledMessages, source: Array, divisor: int) -> Any:
     # range is infinite before the division.
     beyond = total > RANGE["float64" if source.dtype == "float64" else "float32"]
     bounds = (errors.sum(axis=0) + total * (terms * relative * 1.01)) / divisor
-    return module_of(source).where(beyond, numpy.inf, bounds)
+    return internal.module_of(source).where(beyond, numpy.inf, bounds)
 
 
 def _rounding(source: Array, largest: Any) -> Any:
     """Return the errors of numbers up to `largest` stored in the dtype of `source`; infinite beyond its range."""
-    relative, least = ROUNDING[row_of(source.dtype).name]
-    beyond = largest > RANGE[row_of(source.dtype).name]
-    return module_of(source).where(beyond, numpy.inf, largest * relative + least)
+    relative, least = ROUNDING[internal.row_of(source.dtype).name]
+    beyond = largest > RANGE[internal.row_of(source.dtype).name]
+    return internal.module_of(source).where(beyond, numpy.inf, largest * relative + least)
 
 
 def _most(source: Array, bounds: Any) -> Any:
     """Return the largest bound as an array of one element; infinity for NaN."""
-    xp = module_of(source)
+    xp = internal.module_of(source)
     most = bounds.max().reshape(1)
     return xp.where(most == most, most, numpy.inf)

@@ -74,14 +74,12 @@ def instances(*, everything: bool) -> dict[str, list[Instance]]:
     pairs = [(op, dtype) for op in OPS.values() for dtype in dtypes
              if dtype.kind in op.kinds and (everything or op.name == "sum")]
     exact = [(op, dtype) for op in EXACT.values() for dtype in dtypes if everything and dtype.kind in op.kinds]
-    real = [dtype for dtype in dtypes if dtype.kind != "complex"]
     widths = {dtype.itemsize: dtype for dtype in DTYPES.values()}.values()
     by_kind = {
         **{kernel: [sources.reducing(kernel, *pair) for pair in (*pairs, *exact)]
            for kernel in ("steps", "fold_share", "fold_all", "reduce")},
         **{kernel: [sources.reducing(kernel, *pair) for pair in pairs] for kernel in sources.IN_PACKETS},
         "multimem_share": [sources.reducing("multimem_share", *pair) for pair in pairs if sources.is_switched(*pair)],
-        "cast": [sources.instance("cast", *pair) for pair in itertools.permutations(real, 2)],
         "scale": [sources.instance("scale", what, dtype) for what, kinds in _SCALES for dtype in dtypes
                   if dtype.kind in kinds and (everything or what == "divide" or
                                               (what == "multiply" and dtype.name in SMALL_RANGE))],  # see scaled_mean

@@ -230,13 +230,6 @@ class Kernels:
         bits = _NO_FACTOR if what == "truth" else numpy.array(factor, dtype.wide or dtype.name).tobytes()
         self._run(launch, count * dtype.itemsize, SCALE(src, dst, count, bits), stream)
 
-    def cast(self, source: Dtype, target: Dtype, src: int, dst: int, count: int, stream: Any) -> None:
-        """Convert `src` to the dtype `target`; neither dtype is complex, and `src` and `dst` do not overlap."""
-        if count == 0:
-            return
-        launch = self._get(("cast", source.name, target.name), kernels.instance, "cast", source, target)
-        self._run(launch, count * max(source.itemsize, target.itemsize), COPY(src, dst, count), stream)
-
     def shorten(self, source: Dtype, target: Dtype, src: int, before: int, after: int, dst: int, count: int,
                 stream: Any) -> None:
         """Compute dst = src + before in `target`, after = src + before - dst; `after` must not be `src` or `before`."""

@@ -24,7 +24,6 @@ FILES = {  # kernel: source file, and prefix of the C struct of the arguments
     "pack": ("device/pack.cu", "Pack"),  # makes strided units contiguous
     "unpack": ("device/pack.cu", "Pack"),
     "scale": ("device/scale.cu", "Scale"),  # divides or multiplies every element by a factor, or replaces it by 0 or 1
-    "cast": ("device/cast.cu", "Cast"),  # converts every element; neither dtype is complex
     "shorten": ("device/compress.cu", "Shorten"),  # adds the previous error, rounds, stores the new error
     "quantise": ("device/quantise.cu", "Quantise"),  # adds the previous error, stores codes, scales, the new error
     "dequantise": ("device/quantise.cu", "Dequantise"),  # makes elements of codes and scales, or a sum of rows
@@ -46,9 +45,6 @@ SWITCH_OPS = {"add(a, b)": "M_ADD", "minimum(a, b)": "M_MIN", "maximum(a, b)": "
 SWITCH_DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "uint32", "int64", "uint64")
 MOVE_KERNELS = ("copy", "pack", "unpack")
 SHORT_FLOATS = ("float16", "bfloat16")  # dtypes of compressed gradients
-# Two formats of 16 bits for Adam's moments, which only `cast` knows.
-MOMENTS = {row.name: row for row in (Dtype("mean16", "float", 2, "Mean16", None, None, "float32"),
-                                     Dtype("square16", "float", 2, "Square16", None, None, "float32"))}
 _INCLUDE = re.compile(r'#include "(.*)"\n')
 
 
@@ -146,16 +142,13 @@ def _families() -> dict[Instance, tuple[Instance, ...]]:
 
 
 def compressing_families() -> list[list[Instance]]:
-    """Return the kernels that compress gradients and pack Adam's moments, by families.
+    """Return the kernels that compress gradients, by families.
 
     A family for each pair of a dtype and a block-scaled format.
     """
-    wide = [DTYPES[name] for name in ("float32", "float64")]
-    real = [*wide, *(DTYPES[name] for name in SHORT_FLOATS)]
+    real = [DTYPES[name] for name in ("float32", "float64", *SHORT_FLOATS)]
     return [[instance("maxima", dtype) for dtype in real],
             [instance("shorten", dtype, DTYPES[name]) for dtype in real for name in SHORT_FLOATS],
-            [instance("cast", *pair) for moment in MOMENTS.values() for dtype in wide for pair in
-             ((dtype, moment), (moment, dtype))],
             *([instance(kernel, dtype, form) for kernel in ("quantise", "dequantise")]
               for form in FORMATS.values() for dtype in real)]
 

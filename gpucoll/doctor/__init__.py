@@ -28,7 +28,7 @@ from gpucoll.doctor import facts, probes, remarks
 from gpucoll.doctor.remarks import Report
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.launch import bootstrap
-from gpucoll.launch.binding import near, text_of
+from gpucoll.launch.binding import near, processor_list
 from gpucoll.launch.launchers import RUN, launched
 from gpucoll.launch.places import store_place
 
@@ -138,7 +138,7 @@ def _bound(everyone: Sequence[Report], members: Sequence[int]) -> dict[str, list
     """Return the ranks of a host that have the same processors, by the processors."""
     found = defaultdict(list)
     for rank in members:
-        found[text_of(everyone[rank]["cores"])].append(rank)
+        found[processor_list(everyone[rank]["cores"])].append(rank)
     return dict(found)
 
 

@@ -36,10 +36,10 @@ COUNTERS = {
 }
 
 
-def place_of(wanted: str) -> Path | int:
+def export_place(wanted: str) -> Path | int:
     """Return the file of ``file:F.prom`` or the port of ``port:9400``; raise ArgumentError for other texts.
 
-    >>> place_of("port:9400")
+    >>> export_place("port:9400")
     9400
     """
     way, _, place = wanted.partition(":")
@@ -145,7 +145,7 @@ def exporter_of(environment: Mapping[str, str], rank: int, local_rank: Callable[
     unknown value of GPUCOLL_METRICS, BackendError if the file cannot be written, or the port is taken.
     """
     metrics = environment.get("GPUCOLL_METRICS", "")
-    places = [*([place_of(metrics)] if metrics else []), *([None] if environment.get("GPUCOLL_SUMMARY") == "1" else [])]
+    places = [*([export_place(metrics)] if metrics else []), *[None] * (environment.get("GPUCOLL_SUMMARY") == "1")]
     if not places:
         return None
     with _making:

@@ -63,7 +63,7 @@ def summary(group: str, ranks: Sequence[Story]) -> dict[str, Any]:
             # Behind the furthest call, except ranks that have closed the communicator.
             "missing": sorted(rank for rank, call in ends.items()
                               if call is None or (call.number < furthest and call.signature.collective != CLOSED)),
-            "clock_error": clock_error(ranks) / 1e9, "delays": ranked({group: ranks})}
+            "clock_error": clock_error(ranks) / 1e9, "delays": delays_by_rank({group: ranks})}
 
 
 def added(groups: Mapping[str, Sequence[Story]]) -> CallRecord:
@@ -173,7 +173,7 @@ def _own(call: RecordedCall, most: int, ends: Sequence[int], offset: int) -> int
     return min(max(0, call.began - most), here - ends[before - 1]) if before else 0
 
 
-def ranked(groups: Mapping[str, Sequence[Story]]) -> list[dict[str, Any]]:
+def delays_by_rank(groups: Mapping[str, Sequence[Story]]) -> list[dict[str, Any]]:
     """Return an entry for each rank with a delay, the largest first.
 
     `seconds` is the sum of the rank's delays, and `share` the part of the delays of all ranks. `calls` is the number of
@@ -214,11 +214,11 @@ def _first(found: Sequence[RankDelay]) -> RankDelay:
 
 
 def straggler(groups: Mapping[str, Sequence[Story]]) -> dict[str, Any]:
-    """Return the entry (see `ranked`) of the rank that stands out, and the entries of all ranks as `ranks`.
+    """Return the entry (see `delays_by_rank`) of the rank that stands out, and the entries of all ranks as `ranks`.
 
     If no rank stands out, `rank` and `since` are None, `place` is "", and the numbers are 0.
     """
-    rows = ranked(groups)
+    rows = delays_by_rank(groups)
     size = max(story.size for ranks in groups.values() for story in ranks)
     usual = statistics.median_low([row["seconds"] for row in rows] + [0.0] * (size - len(rows)))
     stands_out = rows and rows[0]["seconds"] >= max(LEAST, MULTIPLE * usual)

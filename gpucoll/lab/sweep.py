@@ -9,18 +9,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from gpucoll import internal
 from gpucoll.errors import ArgumentError
-from gpucoll.internal import (
-    COLLECTIVES,
-    MANY,
-    Prediction,
-    Topology,
-    algorithms,
-    evaluate,
-    load,
-    names_of,
-    simulate_sizes,
-)
+from gpucoll.internal import Prediction, Topology
 from gpucoll.lab.graphs.link_graph import LinkGraph, is_graph, load_graph
 from gpucoll.lab.graphs.named import is_named
 from gpucoll.lab.sizes import byte_size
@@ -40,7 +31,7 @@ def load_links(name_or_file: str) -> AnyLinks:
     with contextlib.suppress(OSError):
         if is_named(name_or_file) or (path.suffix == ".toml" and is_graph(path.read_bytes())):
             return load_graph(name_or_file)
-    return load(name_or_file)
+    return internal.load(name_or_file)
 
 
 class LeftOut(NamedTuple):
@@ -67,12 +58,12 @@ def sweep(collective: str, names: Sequence[str], ranks: Iterable[int], sizes: Se
     rows: list[Prediction] = []
     left_out: list[LeftOut] = []
     for size in ranks:
-        for name in names or algorithms(collective, size=size):
+        for name in names or internal.algorithms(collective, size=size):
             pieces = {nbytes: segments(collective, name, nbytes, size) for nbytes in sizes}.__getitem__
             try:
                 rows += [row for number, group in groupby(sorted(sizes, key=pieces), pieces)  # one schedule each
-                         for row in simulate_sizes(collective, name, size, [*group], topology, root=root,
-                                                   segments=number)]
+                         for row in internal.simulate_sizes(collective, name, size, [*group], topology, root=root,
+                                                            segments=number)]
             except ArgumentError as error:
                 if names or error.code != "GC-SIMULATE":
                     raise ArgumentError(f"{collective}:{name} for {size} ranks: {error.args[0]}",
@@ -91,8 +82,8 @@ def as_text(collective: str, topology: AnyLinks, swept: Sweep) -> Iterator[str]:
     yield f"{collective} on {topology.name}: {topology.about or 'a topology of your own'}"
     yield SWEEP_HEADING
     yield from map(_line, swept.rows)
-    if swept.rows and swept.rows[-1].ranks > MANY:
-        yield f"more than {MANY} ranks: by the cost formulas; a lower bound if ranks have unequal steps"
+    if swept.rows and swept.rows[-1].ranks > internal.MANY:
+        yield f"more than {internal.MANY} ranks: by the cost formulas; a lower bound if ranks have unequal steps"
     for left in swept.left_out:
         yield f"left out: {left.algorithm} for {left.ranks} ranks: {left.reason}"
 
@@ -101,7 +92,7 @@ def _line(row: Prediction) -> str:
     """Return a line of the table; the bandwidth is nccl-tests' bus bandwidth in GB/s."""
     shares = [f"{100 * part / row.seconds if row.seconds else 0:.0f} %"
               for part in (row.latency, row.bandwidth, row.reduction)]
-    busbw = evaluate(COLLECTIVES[row.collective].busbw, P=row.ranks) * row.nbytes / 1e9
+    busbw = internal.evaluate(internal.COLLECTIVES[row.collective].busbw, P=row.ranks) * row.nbytes / 1e9
     return (f"{row.ranks:7} {row.nbytes:12}  {row.algorithm:24} {row.segments:8} {1e6 * row.seconds:13.2f} "
             f"{shares[0]:>8} {shares[1]:>9} {shares[2]:>9} {busbw / row.seconds if row.seconds else 0:10.2f}")
 
@@ -122,7 +113,7 @@ def answer(options: Any, segments: Segments) -> str:
     """
     given, topology = options.segments, load_links(options.topology)
     ranks = options.ranks or [topology.ranks if isinstance(topology, LinkGraph) else RANKS]
-    swept = sweep(options.collective, names_of(options.algorithm) if options.algorithm else [], ranks,
+    swept = sweep(options.collective, internal.names_of(options.algorithm) if options.algorithm else [], ranks,
                   byte_sizes(options.size), topology,
                   segments if given is None else lambda *_: given, options.root)
     if options.json:

@@ -65,10 +65,10 @@ def numbers(text: str) -> set[int]:
     return {number for pair in ends for number in range(int(pair[0]), int(pair[-1]) + 1)}
 
 
-def text_of(processors: Collection[int]) -> str:
+def processor_list(processors: Collection[int]) -> str:
     """Return a list of Linux.
 
-    >>> text_of({8, 0, 2, 1})
+    >>> processor_list({8, 0, 2, 1})
     '0-2,8'
     """
     starts = [one for one in sorted(processors) if one - 1 not in processors]

@@ -23,7 +23,7 @@ from gpucoll.errors import CollectiveTimeout, MismatchError, RankFailedError, Us
 from gpucoll.launch.launchers import SECRET
 from gpucoll.launch.places import address_of, text_of
 from gpucoll.transport import ports
-from gpucoll.transport.connections import CHANGED, RETRY_INTERVAL, Connection, StoreError, digest
+from gpucoll.transport.connections import CHANGED, RETRY_INTERVAL, Connection, StoreError, keyed_digest
 from gpucoll.transport.kvstore import HAS_LEFT, Address, KeyStore, StoreClient, StoreServer, kept
 
 APPLICANT_INTERVAL = 0.05  # seconds between two looks for dead ranks while applicants are awaited
@@ -106,8 +106,8 @@ def _let_in(lineage: Lineage) -> Lineage:
 
 def proves(lineage: Lineage) -> str:
     """Return a text that lets ranks compare their secrets without revealing them; "" if newcomers cannot come."""
-    is_known = lineage.secret and (not lineage.key or lineage.token == digest(lineage.secret, lineage.key))
-    return digest(lineage.secret, "newcomers") if lineage.secret and is_known else ""
+    is_known = lineage.secret and (not lineage.key or lineage.token == keyed_digest(lineage.secret, lineage.key))
+    return keyed_digest(lineage.secret, "newcomers") if lineage.secret and is_known else ""
 
 
 def offer(lineage: Lineage, host: str) -> Offer:
@@ -123,7 +123,7 @@ def membership(rank: int, everyone: Sequence[Any], lineage: Lineage, host: str) 
     admitting = [one for one, given in enumerate(offers) if given.holds]
     if not lineage.key:
         proved = lineage.secret if len({one.proves for one in offers}) == 1 else None
-        lineage = lineage._replace(key=names[0], token=digest(proved or lineage.token, names[0]),
+        lineage = lineage._replace(key=names[0], token=keyed_digest(proved or lineage.token, names[0]),
                                    elders=tuple(range(len(offers))))
     if lineage.entry is not None and not admitting and lineage.secret == text_of(lineage.entry):
         lineage = lineage._replace(secret=None)  # no newcomer comes to this address
@@ -163,7 +163,7 @@ def _place_of(connection: Connection, lineage: Lineage, deadline: float, timeout
             if "late" in frame:
                 raise CollectiveTimeout(str(frame["text"]), ranks=tuple(map(int, frame["late"])))
             rank, size, leader, host, key, elders, entry, options = frame["place"]
-            lineage = _let_in(lineage._replace(key=key, token=lineage.token or digest(lineage.secret or "", key),
+            lineage = _let_in(lineage._replace(key=key, token=lineage.token or keyed_digest(lineage.secret or "", key),
                                                elders=tuple(elders), entry=tuple(entry) if entry else None))
             place = Place(rank, size, kept(StoreClient(connection, timeout, host, leader)), lineage, options)
         except (KeyError, TypeError, ValueError) as error:

@@ -9,53 +9,31 @@ from typing import Any
 
 import numpy
 
-from gpucoll import Transport
+from gpucoll import Transport, internal
 from gpucoll.emulation import on_host
-from gpucoll.internal import (
-    COLLECTIVES,
-    Array,
-    Call,
-    CallRequest,
-    End,
-    Executor,
-    Farewell,
-    Operation,
-    Pending,
-    ProbeResult,
-    Progress,
-    ReadyCall,
-    Signature,
-    ThreadMessages,
-    Work,
-    call_site,
-    combine,
-    find,
-    is_native,
-    schedule,
-)
 from gpucoll.precheck.gpu_arrays import GPU, is_followed
 from gpucoll.precheck.matching import CLOSE, REFUSED, VirtualGroup
 from gpucoll.precheck.turns import Turns, refusal
 
 
-class VirtualWaits(Progress):
+class VirtualWaits(internal.Progress):
     """Waits that give the turn to another rank; no deadline, no progress thread."""
 
     def __init__(self, group: VirtualGroup, rank: int) -> None:
         super().__init__(math.inf, threads=False)
         self._turns, self._mine = group.turns, group.rank_of(rank)
 
-    def new_group(self) -> list[Work[Any]]:
+    def new_group(self) -> list[internal.Work[Any]]:
         return PlacedWorks(self._turns)
 
-    def until(self, done: Pending, name: str, deadline: float, ends: Sequence[End] = ()) -> None:
+    def until(self, done: internal.Pending, name: str, deadline: float, ends: Sequence[internal.End] = ()) -> None:
         """Give up the turn until ``done()`` is true."""
         self.name = name
         self._turns.wait(done, name)
 
-    def soon(self, operation: Operation, name: str, result: Any) -> Work[Any] | None:
+    def soon(self, operation: internal.Operation, name: str, result: Any) -> internal.Work[Any] | None:
         """Start a message between two ranks."""
-        return self.start(Work(self, operation, name, result))
+        return self.start(internal.Work(self, operation, name, result))
 
     def advance(self) -> None:
         """Advance all operations, and let the other ranks go on: the caller may be polling."""
@@ -76,7 +54,7 @@ class VirtualWaits(Progress):
         """Whether no operation is under way."""
         return not (self._queue or self._alone)
 
-    def _begin(self, work: Work[Any], works: Any) -> Work[Any]:
+    def _begin(self, work: internal.Work[Any], works: Any) -> internal.Work[Any]:
         self.check()
         work.place = getattr(work, "place", "") or self._turns.site()  # type: ignore[attr-defined] # a mark of ours
         works.append(work)
@@ -84,7 +62,7 @@ class VirtualWaits(Progress):
         super().advance()
         return work
 
-    def _step(self, work: Work[Any]) -> bool:
+    def _step(self, work: internal.Work[Any]) -> bool:
         before, self._turns.place = self._turns.place, work.place  # type: ignore[attr-defined]
         try:
             return super()._step(work)
@@ -92,19 +70,19 @@ class VirtualWaits(Progress):
             self._turns.place = before
 
 
-class PlacedWorks(list[Work[Any]]):
+class PlacedWorks(list[internal.Work[Any]]):
     """The works of an open group; each notes the line of its call, because the group starts the works at its end."""
 
     def __init__(self, turns: Turns) -> None:
         super().__init__()
         self._turns = turns
 
-    def append(self, work: Work[Any]) -> None:
+    def append(self, work: internal.Work[Any]) -> None:
         work.place = self._turns.site()  # type: ignore[attr-defined] # a mark of ours
         super().append(work)
 
 
-class MatchingExecutor(Executor):
+class MatchingExecutor(internal.Executor):
     """Matches calls; the last rank to come computes the results of all."""
 
     name = "mpi"
@@ -114,32 +92,32 @@ class MatchingExecutor(Executor):
     def __init__(self, group: VirtualGroup, rank: int) -> None:
         self._group, self._rank = group, rank
 
-    def compile(self, request: CallRequest) -> Call:
-        if request.algorithm != "auto" and not is_native(request.algorithm):
+    def compile(self, request: internal.CallRequest) -> internal.Call:
+        if request.algorithm != "auto" and not internal.is_native(request.algorithm):
             _check_algorithm(request.collective, request.algorithm, self._group.size, request.root)
-        return Call(self, request)
+        return internal.Call(self, request)
 
-    def run(self, call: Call, source: Any, target: Any, stream: Any, *, repeated: bool) -> Operation:
-        ready = ReadyCall(call, on_host(source), on_host(target))
+    def run(self, call: internal.Call, source: Any, target: Any, stream: Any, *, repeated: bool) -> internal.Operation:
+        ready = internal.ReadyCall(call, on_host(source), on_host(target))
         made = self._group.arrive(self._rank, call.request.description, self._group.turns.site(), ready, compute)
         if not made.is_complete:
             yield lambda: made.is_complete
 
-    def compare(self, description: str) -> Operation:
+    def compare(self, description: str) -> internal.Operation:
         """Note that this rank refuses a call; wait for nobody."""
-        refused = Signature("", refusal=REFUSED).encode()
-        self._group.arrive(self._rank, refused, call_site(), Signature.decode(description).refusal)
+        refused = internal.Signature("", refusal=REFUSED).encode()
+        self._group.arrive(self._rank, refused, internal.call_site(), internal.Signature.decode(description).refusal)
         return iter(())
 
 
 @functools.lru_cache(1024)
 def _check_algorithm(collective: str, algorithm: str, size: int, root: int) -> None:
     """Raise ArgumentError, as a call does, for an algorithm that cannot serve."""
-    find(collective, algorithm)
-    schedule(collective, algorithm, rank=0, size=size, root=root)
+    internal.find(collective, algorithm)
+    internal.schedule(collective, algorithm, rank=0, size=size, root=root)
 
 
-class VirtualMessages(ThreadMessages):
+class VirtualMessages(internal.ThreadMessages):
     """The messages of a rank; a waiting rank notes which message it looks for, for the findings."""
 
     def __init__(self, rank: int, group: VirtualGroup) -> None:
@@ -152,7 +130,7 @@ class VirtualMessages(ThreadMessages):
     def Irecv(self, buffer: list[Any], *given: Any) -> Any:
         return super().Irecv([*map(on_host, buffer)], *given)
 
-    def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
+    def seen(self, source: int | None, tag: int | None) -> internal.ProbeResult | None:
         found = super().seen(source, tag)
         if found is not None:
             self._group.probes.pop(self._rank, None)
@@ -178,7 +156,7 @@ class VirtualTransport(Transport):
         self.executor: MatchingExecutor = MatchingExecutor(group, rank)
         self.enter: Callable[[], None] = self._begin_call
 
-    def new_waits(self, timeout: float) -> Progress:
+    def new_waits(self, timeout: float) -> internal.Progress:
         self.group.turns.ranks[self.number].transports.append(self)
         self.waits = VirtualWaits(self.group, self.rank)
         return self.waits
@@ -191,12 +169,12 @@ class VirtualTransport(Transport):
 
     def split(self, color: int | None, key: int) -> VirtualTransport | None:
         group, found = self.group, list[Any]()
-        self.waits.run(group.exchange(self.rank, Signature("split", header="split"), (color, key),
+        self.waits.run(group.exchange(self.rank, internal.Signature("split", header="split"), (color, key),
                                       lambda everyone: group.parts(*zip(*everyone, strict=True)), found), "split")
         return None if color is None else VirtualTransport(found[0][color], self.number)
 
-    def exchange(self, name: str, root: int, value: Any, found: list[Any]) -> Operation:
-        return self.group.exchange(self.rank, Signature(name, root=root, header=name), value, list, found)
+    def exchange(self, name: str, root: int, value: Any, found: list[Any]) -> internal.Operation:
+        return self.group.exchange(self.rank, internal.Signature(name, root=root, header=name), value, list, found)
 
     def own_gpu(self, ordinal: int | None) -> int | None:
         return (self.number if ordinal is None else ordinal) if is_followed() else None
@@ -207,16 +185,16 @@ class VirtualTransport(Transport):
                           "function import CuPy itself, or use `gpucoll precheck`")
         return GPU
 
-    def tell(self, others: Collection[int], farewell: Farewell) -> None:
+    def tell(self, others: Collection[int], farewell: internal.Farewell) -> None:
         """Tell nothing: the precheck sees which ranks leave, and where."""
 
     def has_ended(self) -> bool:
         return self.closed
 
-    def farewells(self) -> Mapping[int, Farewell]:
+    def farewells(self) -> Mapping[int, internal.Farewell]:
         return {}
 
-    def close(self, release: Callable[[bool], None], farewell: Farewell, *, failed: bool) -> None:
+    def close(self, release: Callable[[bool], None], farewell: internal.Farewell, *, failed: bool) -> None:
         self.end(waits=not failed)
         release(False)
 
@@ -231,7 +209,7 @@ class VirtualTransport(Transport):
             return
         if waits or is_end:
             turns.wait(lambda: self.waits.is_idle, "close")
-        call = self.group.arrive(self.rank, CLOSE, "" if is_end else call_site(), is_end=is_end)
+        call = self.group.arrive(self.rank, CLOSE, "" if is_end else internal.call_site(), is_end=is_end)
         if waits:
             turns.wait(lambda: call.is_complete, "close")
 
@@ -251,13 +229,13 @@ MOST_MATCHED = 128 << 20  # bytes of a call over all ranks: results of larger ca
 MOST_ZEROS = 1 << 20
 
 
-def compute(calls: Sequence[ReadyCall]) -> None:
+def compute(calls: Sequence[internal.ReadyCall]) -> None:
     """Write the results of a call, given the calls of all ranks in rank order.
 
     Above MOST_MATCHED no result is computed: a result apart from the input is zero up to MOST_ZEROS bytes, any other
     array keeps its values.
     """
-    first, row = calls[0].call.request, COLLECTIVES[calls[0].call.request.collective]
+    first, row = calls[0].call.request, internal.COLLECTIVES[calls[0].call.request.collective]
     if first.nbytes * len(calls) > MOST_MATCHED:
         for call in calls:
             if call.target is not None and not call.call.request.in_place and row.name != "broadcast" \
@@ -269,7 +247,7 @@ def compute(calls: Sequence[ReadyCall]) -> None:
         _move(calls, blocks=row.input.blocks, source=first.root if row.input.where == "root" else None)
 
 
-def _move(calls: Sequence[ReadyCall], *, blocks: bool, source: int | None) -> None:
+def _move(calls: Sequence[internal.ReadyCall], *, blocks: bool, source: int | None) -> None:
     """Carry out a call that moves data, from rank `source` or from all ranks."""
     givers = calls if source is None else [calls[source]]
     copies = [numpy.array(call.source) for call in givers]  # input and result may be the same memory
@@ -281,15 +259,15 @@ def _move(calls: Sequence[ReadyCall], *, blocks: bool, source: int | None) -> No
             call.target[...] = numpy.concatenate([one[rank] for one in rows]) if everything is None else everything
 
 
-def _blocks(request: CallRequest, row: Array, ranks: int) -> list[Array]:
+def _blocks(request: internal.CallRequest, row: internal.Array, ranks: int) -> list[internal.Array]:
     """Return the blocks of a row for each rank, as views."""
     return numpy.split(row, ranks if request.cut.lengths is None else numpy.cumsum(request.cut.lengths[0])[:-1])
 
 
-def _reduce(name: str, calls: Sequence[ReadyCall], *, blocks: bool) -> None:
+def _reduce(name: str, calls: Sequence[internal.ReadyCall], *, blocks: bool) -> None:
     """Carry out a reduction: in rank order, as `combine` rounds."""
     request, inputs, ranks = calls[0].call.request, [call.source for call in calls], len(calls)
-    results: Sequence[Array | None]
+    results: Sequence[internal.Array | None]
     if name in ("scan", "exscan"):
         results = [_total(request, inputs[:rank + (name == "scan")]) for rank in range(ranks)]
     else:
@@ -301,11 +279,11 @@ def _reduce(name: str, calls: Sequence[ReadyCall], *, blocks: bool) -> None:
             call.target[...] = result
 
 
-def _total(request: CallRequest, rows: Sequence[Array]) -> Array | None:
+def _total(request: internal.CallRequest, rows: Sequence[internal.Array]) -> internal.Array | None:
     assert request.op is not None
     if not rows:
         return None
     total = numpy.array(rows[0])
     if len(rows) > 1:
-        combine(request.op, request.dtype, total, rows)
+        internal.combine(request.op, request.dtype, total, rows)
     return total

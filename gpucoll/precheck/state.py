@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import importlib
 import itertools
 import os
@@ -23,7 +21,6 @@ from gpucoll.internal import torchrun_variables
 PACKAGE = os.path.dirname(gpucoll.__file__) + os.sep
 MASTER_VARIABLES = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}  # read by programs; nobody connects
 SEED, NOBODY = 1 << 31, -1  # no seed of a program; the owner of a generator of the process
-STATE_WORDS = 624  # of the state of MT19937, Python's and NumPy's
 
 
 class ProcessState:
@@ -178,31 +175,12 @@ def _environment() -> dict[Any, Any]:
 
 
 def _numpy_mark() -> object:
-    # The mark is read in memory: `get_state` copies 2.5 KB, at the cost of several changes of turns.
-    generator = numpy.random.mtrand._rand._bit_generator
-    if type(generator).__name__ != "MT19937":
-        return object()
-    words = _words_of(generator)
-    return words[0], words[STATE_WORDS - 1], words[STATE_WORDS]
-
-
-@functools.lru_cache(1)
-def _words_of(generator: Any) -> Any:
-    """Return the words of a generator's state, in its own memory; the cache keeps the generator alive."""
-    return (ctypes.c_uint32 * (STATE_WORDS + 1)).from_address(generator.ctypes.state_address)
-
-
-def _python_mark() -> tuple[Any, ...]:
-    words = _python_words
-    return words[0], words[1], words[STATE_WORDS], _python.gauss_next
+    state = numpy.random.get_state()
+    return (state[1].tobytes(), *state[2:]) if isinstance(state, tuple) else object()  # another generator of a program
 
 
 _bootstrap: Any = importlib._bootstrap
-_python: Any = random._inst  # the object behind the module's functions
-# In CPython the position follows the object's head, and the words follow the position.
-_python_words = (ctypes.c_uint32 * (STATE_WORDS + 1)).from_address(id(_python) + object.__basicsize__)
 GENERATORS = {
     "numpy": GlobalGenerator(_numpy_mark, numpy.random.get_state, numpy.random.set_state, numpy.random.seed),
-    "python": GlobalGenerator(_python_mark if _python_mark()[:1] == random.getstate()[1][-1:] else random.getstate,
-                        random.getstate, random.setstate, random.seed),
+    "python": GlobalGenerator(random.getstate, random.getstate, random.setstate, random.seed),
 }

@@ -10,7 +10,7 @@
     optimizers       SGD, Adam, AdamW
     sampler          a rank's share of the samples
     layout           global arrays over a mesh of ranks; uses mesh and redistribution
-    compression      fewer bytes for gradients; uses feedback (error feedback) and packing (kernels)
+    compression      fewer bytes for gradients; uses feedback (error feedback)
     buckets          many gradients in few messages
     parameters       checks of names, shapes and dtypes on all ranks
 """

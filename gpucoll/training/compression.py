@@ -21,24 +21,13 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll import Communicator
-from gpucoll.block_scaled.conversion import keep_finite
+from gpucoll import Communicator, internal
+from gpucoll.block_scaled.conversion import keep_finite, total_of
 from gpucoll.block_scaled.steps import messages, two_steps
 from gpucoll.errors import ArgumentError, nearest
-from gpucoll.internal import (
-    FORMATS,
-    SHORT_FLOATS,
-    Array,
-    format_of,
-    is_alike,
-    is_whole,
-    module_of,
-    numpy_dtype,
-    row_of,
-)
+from gpucoll.internal import SHORT_FLOATS, Array
 from gpucoll.training.buckets import Bucket, Phases
 from gpucoll.training.feedback import RIGHT, Compression
-from gpucoll.training.packing import shorten
 from gpucoll.training.parameters import Like, to_array
 
 Memory: TypeAlias = list[tuple[Compression, dict[str, dict[str, Array]]]]  # attributes of each compression, by name
@@ -106,9 +95,9 @@ class Cast(Compression):
 
     def __init__(self, dtype: str = "bfloat16") -> None:
         super().__init__()
-        if row_of(dtype).name not in SHORT_FLOATS:
+        if internal.row_of(dtype).name not in SHORT_FLOATS:
             raise ArgumentError(f"Cast: {dtype!r} is neither of {' and '.join(SHORT_FLOATS)}", code="GC-COMPRESSION")
-        self._dtype = numpy_dtype(row_of(dtype).name)
+        self._dtype = internal.numpy_dtype(internal.row_of(dtype).name)
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
         before, after = self._rows_of(gradients, whole)
@@ -117,6 +106,22 @@ class Cast(Compression):
         self._count(whole, comm, (short, 2 * (comm.size - 1) / comm.size))
         yield functools.partial(comm.all_reduce, short, out=short, op="avg")
         whole[...] = short
+
+
+def shorten(x: Array, before: Array, after: Array, out: Array) -> None:
+    """Write out = x + before, in the dtype of `out`, and the residuals after = x + before - out, or 0 if not finite.
+
+    All arrays are contiguous, on the host or on one GPU. A host without a compiler computes the same bits by NumPy.
+    """
+    kernels, stream = internal.kernels_of(x)
+    if kernels is not None:
+        kernels.shorten(internal.row_of(x.dtype), internal.row_of(out.dtype), internal.address(x),
+                        internal.address(before), internal.address(after), internal.address(out), x.size, stream)
+        return
+    with numpy.errstate(all="ignore"):
+        total = total_of(x, before)
+        out[...] = total
+        keep_finite(after, total - out.astype(total.dtype))
 
 
 class BlockScaled(Compression):
@@ -157,7 +162,7 @@ class BlockScaled(Compression):
 
     def __init__(self, format: str) -> None:
         super().__init__()
-        self._format = format_of(format)
+        self._format = internal.format_of(format)
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
         if not whole.size:
@@ -204,7 +209,7 @@ class Int8(BlockScaled):
 
     def __init__(self, block: int = 256) -> None:
         super().__init__("int8")
-        if not is_whole(block) or block < 1:
+        if not internal.is_whole(block) or block < 1:
             raise ArgumentError(f"Int8: a block of {block!r} elements is not a whole number above 0",
                                 code="GC-COMPRESSION")
         self._format = self._format._replace(block=int(block))
@@ -284,7 +289,7 @@ class TopK(Compression):
 
     def _largest(self, table: Array) -> Array:
         """Return the largest elements of each row and their columns as bytes; set these elements of `table` to 0."""
-        xp, share = module_of(table), table.shape[1]
+        xp, share = internal.module_of(table), table.shape[1]
         count = max(1, math.ceil(self._fraction * share))
         places = xp.argpartition(xp.abs(table), share - count, axis=1)[:, share - count:].astype("i4")
         rows = xp.arange(len(table))[:, None]
@@ -297,7 +302,7 @@ class TopK(Compression):
 
     def _add(self, table: Array, message: Array) -> None:
         """Add the elements of each message row (see `_largest`) to the same row of `table`."""
-        xp = module_of(table)
+        xp = internal.module_of(table)
         count = max(1, math.ceil(self._fraction * table.shape[1]))
         values = xp.ascontiguousarray(message[:, :count * table.itemsize]).view(table.dtype)
         start = _padded(values[0])
@@ -347,12 +352,12 @@ class PowerSGD(Compression):
 
     def __init__(self, rank: int = 4, dtype: str | None = None, seed: int = 0) -> None:
         super().__init__()
-        if not is_whole(rank) or rank < 1:
+        if not internal.is_whole(rank) or rank < 1:
             raise ArgumentError(f"PowerSGD: rank {rank!r} is not a whole number above 0", code="GC-COMPRESSION")
-        if dtype is not None and row_of(dtype).kind != "float":
+        if dtype is not None and internal.row_of(dtype).kind != "float":
             raise ArgumentError(f"PowerSGD: {dtype} is not a floating-point type", code="GC-COMPRESSION")
         self._rank, self._seed = rank, seed
-        self._dtype = None if dtype is None else numpy_dtype(row_of(dtype).name)
+        self._dtype = None if dtype is None else internal.numpy_dtype(internal.row_of(dtype).name)
         self.right: dict[str, Array] = {}  # the factors of m rows, equal on all ranks; part of a checkpoint
         self._starts: dict[str, Array] = {}  # random factors of m rows, for the first step
 
@@ -374,7 +379,7 @@ class PowerSGD(Compression):
         if not whole.size:
             return
         before, after = self._rows_of(gradients, whole)
-        module_of(whole).add(whole, before, out=after)
+        internal.module_of(whole).add(whole, before, out=after)
         wide = whole.dtype if whole.dtype.itemsize >= 4 else numpy.dtype("f4")
         given = {name: row.astype(wide) for name, row in Bucket(gradients, after).gradients.items()}
         matrices = {name: gradient.reshape(len(gradient), -1) for name, gradient in given.items()
@@ -416,13 +421,13 @@ class PowerSGD(Compression):
 
         If a column is zero or not finite, return the random start. The factors are equal on all ranks.
         """
-        xp, shape = module_of(matrix), (matrix.shape[1], self._rank)
-        if name not in self._starts or not is_alike(self._starts[name], matrix, shape, matrix.dtype):
+        xp, shape = internal.module_of(matrix), (matrix.shape[1], self._rank)
+        if name not in self._starts or not internal.is_alike(self._starts[name], matrix, shape, matrix.dtype):
             chance = numpy.random.default_rng([self._seed, zlib.crc32(name.encode())])
             self._starts[name] = xp.asarray(chance.standard_normal(shape).astype(matrix.dtype))
         start = self._starts[name]
         last = self.right.get(name, start)
-        if not is_alike(last, matrix, shape, matrix.dtype):  # left by another trainer using this object
+        if not internal.is_alike(last, matrix, shape, matrix.dtype):  # left by another trainer using this object
             last = start
         with numpy.errstate(all="ignore"):
             squares = (last * last).sum(axis=0)
@@ -525,7 +530,7 @@ def _padded(row: Array) -> int:
 def _joined(arrays: Mapping[str, Array], dtype: numpy.dtype | None) -> Bucket:
     """Return copies of the arrays in one bucket, converted to `dtype` if given."""
     rows = [array.reshape(-1) for array in arrays.values()]
-    row = module_of(rows[0]).concatenate(rows)
+    row = internal.module_of(rows[0]).concatenate(rows)
     return Bucket(arrays, row if dtype is None else row.astype(dtype))
 
 
@@ -545,11 +550,11 @@ def _orthogonal(columns: Array) -> Array:
 
 COMPRESSIONS: dict[str, Callable[[], Compression]] = {
     "none": Exact, "float16": lambda: Cast("float16"), "bfloat16": lambda: Cast("bfloat16"), "int8": Int8,
-    **{name: functools.partial(BlockScaled, name) for name in FORMATS if name != "int8"},
+    **{name: functools.partial(BlockScaled, name) for name in internal.FORMATS if name != "int8"},
     "topk": lambda: TopK(0.25), "powersgd": lambda: PowerSGD(2, "float16")}
 
 
-def named(name: str) -> Compression:
+def compression_named(name: str) -> Compression:
     """Return a new compression by its command-line name; raise ArgumentError for an unknown name."""
     if name not in COMPRESSIONS:
         raise ArgumentError(f"no compression is named {name!r}{nearest(name, COMPRESSIONS)}", code="GC-COMPRESSION")

@@ -13,20 +13,16 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll.errors import ArgumentError, DtypeError
-from gpucoll.internal import MOMENTS, Array, as_array, module_of
-from gpucoll.training.packing import pack_moment, unpack_moment
+from gpucoll.errors import ArgumentError
+from gpucoll.internal import Array, as_array, module_of
 
 Rate: TypeAlias = float | Callable[[int], float]
-
-# The largest finite values of 16-bit moments. Larger moments are clipped: an infinite moving mean would stay infinite.
-LARGEST = {"mean16": 130944.0, "square16": 511.75}
 
 
 class Optimizer:
     """The base class: the optimizer's state of each parameter, by name, and the number of steps."""
 
-    # Arrays kept for each parameter, in its shape. The dtype is the parameter's, or 16-bit words for names in MOMENTS.
+    # Arrays kept for each parameter, in its shape and dtype.
     state_names: tuple[str, ...] = ()
 
     def __init__(self, lr: Rate) -> None:
@@ -68,8 +64,6 @@ class Optimizer:
         ------
         ArgumentError
             A gradient is missing (GC-NAME) or has another shape (GC-SHAPE).
-        DtypeError
-            Moments of 16 bits for another dtype than float32 and float64 (GC-DTYPE).
 
         Examples
         --------
@@ -86,8 +80,6 @@ class Optimizer:
                 raise ArgumentError(f"step: {name} has no gradient", code="GC-NAME")
             parameter = as_array("step", name, given)
             pairs[name] = parameter, gradient_of("step", name, gradients[name], parameter.shape)
-            if MOMENTS.keys() & {*self.state_names} and parameter.dtype.name not in ("float32", "float64"):
-                raise DtypeError(f"step: moments of 16 bits are for float32 and float64; {name} is {parameter.dtype}")
         self.steps += 1
         for name, (parameter, gradient) in pairs.items():
             self._update(parameter, gradient, **self.state_of(name, parameter))
@@ -115,9 +107,8 @@ class Optimizer:
         ['mean', 'square']
         """
         if name not in self.state:
-            xp = module_of(parameter)
-            self.state[name] = {kind: xp.zeros(parameter.shape, "u2" if kind in MOMENTS else parameter.dtype)
-                                for kind in self.state_names}
+            zeros = module_of(parameter).zeros
+            self.state[name] = {kind: zeros(parameter.shape, parameter.dtype) for kind in self.state_names}
         return self.state[name]
 
     def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:
@@ -191,8 +182,7 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """Adam: parameter -= lr * m' / (sqrt(v') + eps), with m and v the moving means of the gradient and its square.
 
-    m' and v' are m and v divided by 1 - beta**steps. With ``moment_bits=16`` m and v are kept in 16 bits: m with a
-    sign, 6 bits of exponent and 9 of mantissa, v with 6 and 10. Larger magnitudes are clipped to 130944 and 511.75.
+    m' and v' are m and v divided by 1 - beta**steps.
 
     Parameters
     ----------
@@ -203,15 +193,11 @@ class Adam(Optimizer):
         The shares kept of the moving means of the gradient and of its square.
     eps : float, optional
         Added to the root of the square's mean.
-    moment_bits : int or None, optional
-        16 keeps the moving means in 16 bits; None in the parameter's dtype.
 
     Raises
     ------
     ArgumentError
         A number is out of range (GC-OPTIMIZER).
-    ArgumentError
-        `moment_bits` is neither None nor 16 (GC-COMPRESSION).
 
     See Also
     --------
@@ -219,7 +205,7 @@ class Adam(Optimizer):
 
     References
     ----------
-    Kingma and Ba, arXiv 1412.6980, algorithm 1; Ramesh et al., arXiv 2102.12092, for the widths.
+    Kingma and Ba, arXiv 1412.6980, algorithm 1.
 
     Examples
     --------
@@ -233,12 +219,8 @@ class Adam(Optimizer):
 
     state_names: tuple[str, ...] = ("mean", "square")
 
-    def __init__(self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-                 moment_bits: int | None = None) -> None:
+    def __init__(self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
         super().__init__(lr)
-        if moment_bits not in (None, 16):
-            raise ArgumentError(f"{type(self).__name__}: moment_bits {moment_bits!r} is neither None nor 16",
-                                code="GC-COMPRESSION")
         if not isinstance(betas, tuple | list) or len(betas) != 2:
             raise ArgumentError(f"{type(self).__name__}: betas {betas!r} are not two numbers", code="GC-OPTIMIZER")
         for beta in betas:
@@ -246,12 +228,9 @@ class Adam(Optimizer):
         self._check("eps", eps)
         self.betas: tuple[float, float] = betas
         self.eps: float = eps
-        if moment_bits == 16:
-            self.state_names = ("mean16", "square16")  # part of a checkpoint's manifest
 
     def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:
-        mean, square = (_opened(state[kind], kind, parameter) for kind in self.state_names)
-        beta1, beta2 = self.betas
+        (mean, square), (beta1, beta2) = (state[kind] for kind in self.state_names), self.betas
         mean *= beta1
         mean += (1 - beta1) * gradient
         square *= beta2
@@ -259,19 +238,6 @@ class Adam(Optimizer):
         divisor = (square / (1 - beta2**self.steps)) ** 0.5
         divisor += self.eps
         parameter -= (self.rate / (1 - beta1**self.steps)) * mean / divisor
-        for kind, moment in zip(self.state_names, (mean, square), strict=True):
-            if kind in MOMENTS:
-                module_of(moment).clip(moment, -LARGEST[kind], LARGEST[kind], out=moment)
-                pack_moment(kind, moment, state[kind])
-
-
-def _opened(state: Array, kind: str, parameter: Array) -> Array:
-    """Return a moment in the parameter's dtype: `state` itself, or a copy converted from 16 bits."""
-    if kind not in MOMENTS:
-        return state
-    found = module_of(parameter).empty(parameter.shape, parameter.dtype)
-    unpack_moment(kind, state, found)
-    return found
 
 
 class AdamW(Adam):
@@ -288,8 +254,6 @@ class AdamW(Adam):
         Added to the root of the square's mean.
     weight_decay : float, optional
         The decay of the parameters for each unit of the learning rate.
-    moment_bits : int or None, optional
-        16 keeps the moving means in 16 bits; None in the parameter's dtype.
 
     Raises
     ------
@@ -315,8 +279,8 @@ class AdamW(Adam):
     """
 
     def __init__(self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 1e-2, moment_bits: int | None = None) -> None:
-        super().__init__(lr, betas, eps, moment_bits)
+                 weight_decay: float = 1e-2) -> None:
+        super().__init__(lr, betas, eps)
         self._check("weight_decay", weight_decay)
         self.weight_decay = weight_decay
 

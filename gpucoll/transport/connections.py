@@ -195,7 +195,7 @@ def refused(answer: dict[str, Any]) -> StoreError:
     return StoreError("init: rank 0 refused this process: " + "".join(c if c.isprintable() else "?" for c in text))
 
 
-def digest(token: str, text: str) -> str:
+def keyed_digest(token: str, text: str) -> str:
     """Return what nobody can compute without the token (HMAC-SHA256)."""
     return hmac.new(token.encode(), text.encode(), "sha256").hexdigest()
 
@@ -205,7 +205,7 @@ def proof(token: str, end: str, name: Name, nonces: tuple[str, str]) -> str:
 
     `end` is "rank" or "hub", so that a proof cannot be sent back as the other end's. `nonces`: the hub's, the rank's.
     """
-    return digest(token, f"{end} {name} {' '.join(nonces)}")
+    return keyed_digest(token, f"{end} {name} {' '.join(nonces)}")
 
 
 def _is_nonce(given: object) -> TypeGuard[str]:

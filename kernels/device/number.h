@@ -40,10 +40,6 @@ typedef SmallFloat<u16, 5, 10, true> Float16;
 typedef SmallFloat<u16, 8, 7, true> Bfloat16;
 typedef SmallFloat<u8, 4, 3, false> Float8E4m3fn;
 typedef SmallFloat<u8, 5, 2, true> Float8E5m2;
-// Adam's moments, ranges 2^-54 to 2^17 and 2^-63 to 2^9. The second moment is never negative: no sign bit. These
-// types are only stored, never combined.
-typedef SmallFloat<u16, 6, 9, true, 46> Mean16;
-typedef SmallFloat<u16, 6, 10, true, 54> Square16;
 
 template <class Real> struct Complex {
     Real re, im;

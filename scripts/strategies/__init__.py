@@ -11,7 +11,7 @@ from typing import Any
 
 import models
 from gpucoll import training
-from gpucoll.training.compression import named
+from gpucoll.training.compression import compression_named
 from models import Array, Layer
 
 MOMENTUM = 0.9
@@ -24,7 +24,8 @@ def optimizer(options: Namespace) -> Any:
 
 def compression(options: Namespace) -> Any:
     """Return the compression named by `--compression`; for none, exact averaging by `--algorithm`."""
-    return training.Exact(options.algorithm) if options.compression == "none" else named(options.compression)
+    is_exact = options.compression == "none"
+    return training.Exact(options.algorithm) if is_exact else compression_named(options.compression)
 
 
 class Chain:

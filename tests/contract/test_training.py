@@ -166,38 +166,6 @@ def resumed(comm, stage, folder, size):
         training.ZeRO.load(folder, comm, training.SGD(1))
 
 
-def with_short_moments(comm, folder):
-    """Moments of 16 bits halve the state, stay near full moments, and survive a checkpoint."""
-    weights = [learning.parameters(0, "f4") for _ in range(2)]
-    ways = [training.ZeRO(some, comm, training.Adam(0.01, moment_bits=bits), 1)
-            for some, bits in zip(weights, (None, 16), strict=True)]
-    for step in range(20):
-        for way, some in zip(ways, weights, strict=True):
-            give(way, some, step, comm.rank)
-            way.step()
-    whole_, short = (way.memory()["optimizer"] for way in ways)
-    assert whole_ == 2 * short
-    assert 0 < learning.apart(*weights) < 2e-2
-    ways[1].save(folder)
-    again = training.ZeRO.load(folder, comm, training.Adam(0.01, moment_bits=16), 1)
-    for way, some in ((ways[1], weights[1]), (again, again.parameters)):
-        give(way, some, 20, comm.rank)
-        way.step()
-    assert all((again.parameters[name] == array).all() for name, array in weights[1].items())
-    with pytest.raises(gc.ArgumentError, match="saved with Adam mean16 square16, this is Adam mean square"):
-        training.ZeRO.load(folder, comm, training.Adam())
-    half = training.ZeRO({"w": numpy.zeros(8, "f2")}, comm, training.Adam(moment_bits=16))
-    half.ready("w", numpy.zeros(8, "f2"))
-    with pytest.raises(gc.DtypeError, match="float32 and float64; w is float16"):
-        half.step()
-
-
-def test_moments_of_16_bits(executor, tmp_path):
-    executor.run(3, with_short_moments, tmp_path)
-    with pytest.raises(gc.ArgumentError, match="moment_bits 8 is neither"):
-        training.AdamW(moment_bits=8)
-
-
 @pytest.mark.parametrize(("kind", "numbers", "named"), [
     (training.SGD, {"lr": "fast"}, "SGD: lr 'fast'"), (training.SGD, {"lr": -0.1}, "SGD: lr -0.1"),
     (training.SGD, {"lr": float("nan")}, "SGD: lr nan"), (training.SGD, {"lr": 1, "momentum": None}, "momentum None"),
@@ -208,22 +176,6 @@ def test_numbers_that_would_fail_at_the_first_step(kind, numbers, named):
     with pytest.raises(gc.ArgumentError, match=named) as found:
         kind(**numbers)
     assert found.value.code == "GC-OPTIMIZER"
-
-
-def test_a_large_gradient_does_not_end_training():
-    """A value beyond 16 bits is kept as the largest value of 16 bits, so that training stays finite."""
-    optimizer, weights = training.Adam(0.1, moment_bits=16), {"w": numpy.zeros(2, "f4")}
-    for gradient in (3e6, -1.0, -1.0):
-        optimizer.step(weights, {"w": numpy.array([gradient, 1], "f4")})
-    assert numpy.isfinite(weights["w"]).all()
-    assert (optimizer.state["w"]["square16"] < 63 << 10).all()
-    assert (optimizer.state["w"]["mean16"] & 0x7FFF < 63 << 9).all()
-    decaying, weights = training.AdamW(0.1, weight_decay=0.5, moment_bits=16), {"a": numpy.ones(2, "f4"),
-                                                                                 "b": numpy.ones(2, "f2")}
-    with pytest.raises(gc.DtypeError, match="b is float16"):
-        decaying.step(weights, {name: row.copy() for name, row in weights.items()})
-    assert (weights["a"] == 1).all()  # nothing has changed
-    assert decaying.steps == 0
 
 
 @pytest.mark.parametrize(("size", "stage", "later"), [(1, 1, 2), (3, 1, 4), (4, 2, 1), (2, 3, 3)])

@@ -84,8 +84,6 @@ def expressions():
 SCALES = [("scale", what, name) for what in ("divide", "multiply", "truth")
           for name in ("float16", "bfloat16", "float32", "float64", "float8_e5m2", "complex64", "int32")]
 NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-CASTS = [("cast", *pair) for name in NARROW for other in ("float32", "float64", "int8", "uint64", "bool")
-         for pair in ((name, other), (other, name))]
 
 
 def memcheck(command, seconds, variables=None, start=(), options=()):
@@ -333,8 +331,7 @@ KERNELS = {
     **{f"reduce {name}": functools.partial(reduces, name) for name in DTYPES},
     "reduce by expressions": expressions,
     "copy, pack, unpack": functools.partial(check, ("copy",), ("pack",), ("unpack",)),
-    "scale": functools.partial(check, *SCALES),
-    "cast": functools.partial(check, *CASTS, *(("conversions", name) for name in NARROW)),
+    "scale": functools.partial(check, *SCALES, *(("conversions", name) for name in NARROW)),
 }
 PARTS = {
     "kernels": KERNELS,

@@ -6,8 +6,7 @@ import numpy
 from gpucoll import training
 from gpucoll.block_scaled import FORMATS, BlockScaledCollectives, conversion
 from gpucoll.device.launch import Quantised
-from gpucoll.training import packing
-from gpucoll.training.compression import COMPRESSIONS
+from gpucoll.training.compression import COMPRESSIONS, shorten
 from oracles import learning
 
 STEPS = 3
@@ -84,14 +83,14 @@ def compressed(comm):
 
 
 def packed(comm):
-    """The kernels' bits equal the host's, and Adam's moments in 16 bits after the same gradients, too."""
+    """The kernels' bits equal the host's."""
     chance = numpy.random.default_rng(comm.rank)
     x, before = chance.standard_normal((2, 5003)).astype("f4")
     found = []
     for xp in (numpy, cupy):
         row, lost = xp.asarray(x), xp.asarray(before)
         after, short = xp.zeros_like(row), xp.zeros(x.size, "f2")
-        packing.shorten(row, lost, after, short)
+        shorten(row, lost, after, short)
         outs = [after.copy(), short]
         for name in FORMATS:
             form = Quantised(3, 1792, FORMATS[name])
@@ -99,10 +98,7 @@ def packed(comm):
             conversion.quantise(form, row, lost, after, rows)
             conversion.dequantise(form, rows, mean, 3, 3)
             outs += [after.copy(), rows, mean]
-        optimizer, weights = training.Adam(0.01, moment_bits=16), {"w": xp.zeros(x.size, "f4")}
-        for _ in range(3):
-            optimizer.step(weights, {"w": row})
-        found.append([*outs, *optimizer.state["w"].values()])
+        found.append(outs)
     for host, there in zip(*found, strict=True):
         assert (there.get() == host).all()
 

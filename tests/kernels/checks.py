@@ -158,48 +158,15 @@ def check_scale(launcher, what, name):
         assert source.is_clean()
 
 
-def castable(values, target):
-    """Return the values, with 1 in place of values outside the range of the target's integers."""
-    if "int" not in target or values.dtype.kind in "biu":
-        return values
-    limit = numpy.iinfo(target)
-    inside = (wide(values) >= float(limit.min)) & (wide(values) < float(limit.max))
-    return numpy.where(inside, values, values.dtype.type(1)).astype(values.dtype)
-
-
-@quiet
-def check_cast(launcher, name, target, counts=(0, 1, 15, 17, 20_000)):
-    source, destination = Memory(1 << 19), Memory(1 << 19)
-    shifts = [(0, 0), (8, 8), (8, 0), (kind(name).itemsize, kind(target).itemsize % 16)]
-    for count, (src, dst) in itertools.product(counts, shifts):
-        values = castable(random_array(name, count, 5), target)
-        expected = wide(values) != 0 if target == "bool" else wide(values).astype(kind(target))
-        x, y = source.hold(values, src), destination.place(kind(target), count, dst)
-        launcher.cast(DTYPES[name], DTYPES[target], address(x), address(y), count, None)
-        assert same(y, expected), (name, target, count, src, dst)
-        assert destination.is_clean()
-
-
-def boundaries(codes):
-    """Return the float32 values around changes of rounding: the codes, the midpoints, and their neighbours."""
-    values = numpy.unique(codes.astype(numpy.float32))
-    values = values[numpy.isfinite(values)].astype(float)
-    last = values[-1]
-    ends = [last * factor for factor in (2, 1.0625, 1.03125)] + [last + (last - values[-2]) / 2]
-    with numpy.errstate(over="ignore"):
-        exact = numpy.array([*values, *(values[1:] + values[:-1]) / 2, *ends, *(-end for end in ends)], numpy.float32)
-    bits = exact.view(numpy.uint32)
-    return numpy.concatenate([bits, bits + 1, bits - 1]).view(numpy.float32)
-
-
 @quiet
 def check_conversions(launcher, name):
-    """Check the conversion of all values of a narrow float up, and of all boundaries and random bits down."""
+    """Check all values of a narrow float, converted up, and their products, which lie at all boundaries of rounding."""
     codes = numpy.arange(256 ** kind(name).itemsize).astype(f"u{kind(name).itemsize}").view(kind(name))
-    random = numpy.frombuffer(numpy.random.default_rng(7).bytes(1 << 20), numpy.float32)
-    for target, values in (("float32", codes), (name, numpy.concatenate([boundaries(codes), random]))):
-        source = name if values is codes else "float32"
-        given = Memory(values.nbytes).hold(values)
-        found = Memory(values.size * kind(target).itemsize).place(kind(target), values.size)
-        launcher.cast(DTYPES[source], DTYPES[target], address(given), address(found), found.size, None)
-        assert same(found, values.astype(found.dtype)), (source, target)
+    *_, before, last = numpy.unique(wide(codes)[numpy.isfinite(wide(codes))]).tolist()
+    ends = [end / 2.0 ** math.floor(math.log2(last)) for end in (last + (last - before) / 2, 1.03125 * last)]
+    halves = [scale * half for half in (1, 1.5, 1.25, 1.75, 1.125) for scale in (1, 2, 0.5, 2.0**-6)]
+    exact = numpy.array([*halves, *ends, *numpy.random.default_rng(7).standard_normal(30)], numpy.float32)
+    given, found = Memory(codes.nbytes).hold(codes), Memory(codes.nbytes).place(codes.dtype, codes.size)
+    for factor in (*exact, *numpy.nextafter(exact, numpy.float32(0)), *numpy.nextafter(exact, numpy.float32(9))):
+        launcher.scale("multiply", DTYPES[name], address(given), address(found), found.size, factor, None)
+        assert same(found, scaled("multiply", codes, factor)), (name, factor)

@@ -3,11 +3,9 @@
 The default tier compiles four units; nightly tests compile the whole grid, in a unit for each dtype.
 """
 
-import itertools
-
 import numpy
 import pytest
-from expected import CASES, NARROW, REAL
+from expected import CASES, NARROW
 
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import OPS, elementwise_op
@@ -42,18 +40,11 @@ CORE_REDUCE = [tuple(words.split()) for words in (
     "min float8_e4m3fn", "max bfloat16", "avg float8_e5m2", "sum int32")]
 CORE_SCALE = [("divide", "float8_e4m3fn"), ("divide", "complex64"), ("divide", "float64"), ("multiply", "bfloat16"),
               ("multiply", "int16"), ("multiply", "complex128"), ("truth", "float32"), ("truth", "bool")]
+CONVERSIONS = [("multiply", name) for name in NARROW]
 CORE_WRITTEN = [(text, names[0]) for text, (names, _) in EXPRESSIONS.items()]
-# Every dtype from one and to one other dtype, some rounding to odd; narrow dtypes both ways.
-CORE_CAST = [("float64", "float16"), *zip(REAL, REAL[5:] + REAL[:5], strict=True)]
-BOTH_WAYS = [pair for name in NARROW for pair in ((name, "float32"), ("float32", name))]
-
 
 def reductions(cases):
     return [sources.reducing("reduce", OPS.get(op) or elementwise_op(op), DTYPES[name]) for op, name in cases]
-
-
-def casts(pairs):
-    return [sources.instance("cast", DTYPES[name], DTYPES[target]) for name, target in pairs]
 
 
 def scales(cases):
@@ -61,8 +52,8 @@ def scales(cases):
 
 
 CORE = [reductions(CORE_REDUCE[::2]), reductions(CORE_REDUCE[1::2]), reductions([*CORE_WRITTEN, *NEAR]),
-        [*MOVES, *scales(CORE_SCALE), *casts(dict.fromkeys(CORE_CAST + BOTH_WAYS))]]
-UNITS = [*CORE, scales(SCALES), *(casts(itertools.product([name], REAL)) for name in REAL),
+        [*MOVES, *scales(dict.fromkeys(CORE_SCALE + CONVERSIONS))]]
+UNITS = [*CORE, scales(SCALES),
          *(reductions([case for case in (*CASES, *WRITTEN) if case[1] == name]) for name in NAMES)]
 
 

@@ -28,7 +28,7 @@ WHEELS = ("nvidia-cuda-nvrtc-cu12==12.0.76", "nvidia-cuda-nvrtc-cu12==12.9.86", 
           "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-nvrtc==13.1.80", "nvidia-cuda-nvrtc")  # the newest at the end
 ARCHS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 FRESH = 30 * 86400.0  # seconds before the newest version is looked up again
-SHORT = ["packets", "ll128", "multimem_share", "multimem_gather", "reduce", "cast", "scale", "compress", "pack",
+SHORT = ["packets", "ll128", "multimem_share", "multimem_gather", "reduce", "scale", "compress", "pack",
          "unpack", "copy"]  # short to compile
 
 
@@ -38,7 +38,6 @@ def kernels():
     reducing = {"steps": "bfloat16", "fold_share": "bfloat16", "fold_all": "float8_e4m3fn", "reduce": "float8_e5m2",
                 "packets": "float16", "ll128": "float8_e5m2", "multimem_share": "bfloat16"}
     return {**{kernel: sources.reducing(kernel, *of[name]) for kernel, name in reducing.items()},
-            "cast": sources.instance("cast", DTYPES["float32"], DTYPES["float8_e4m3fn"]),
             "scale": sources.instance("scale", "divide", DTYPES["float64"]),
             "compress": sources.instance("quantise", DTYPES["float64"], FORMATS["nvfp4"]),
             "multimem_gather": sources.instance("multimem_gather", 8),

@@ -1,13 +1,12 @@
-"""Copies, strided copies, scaling and casts on the CPU, bit for bit as by NumPy."""
+"""Copies, strided copies and scaling on the CPU, bit for bit as by NumPy."""
 
-import itertools
 
 import checks
 import grid
 import numpy
 import pytest
 from emulation import device as compiled
-from expected import NARROW, REAL
+from expected import NARROW
 
 from gpucoll.device.launch import axes_of
 
@@ -36,11 +35,6 @@ def test_indices_may_take_more_than_32_bits():
 @pytest.mark.parametrize(("what", "name"), grid.often(grid.CORE_SCALE, grid.SCALES))
 def test_scaling_is_numpys(device, what, name):
     checks.check_scale(device, what, name)
-
-
-@pytest.mark.parametrize(("name", "target"), grid.often(grid.CORE_CAST, itertools.product(REAL, REAL)))
-def test_casts_are_numpys(device, name, target):
-    checks.check_cast(device, name, target)
 
 
 @pytest.mark.parametrize("name", NARROW)

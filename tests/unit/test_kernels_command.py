@@ -16,7 +16,7 @@ from harness.jobs import JOB_MARK, marked, python
 from harness.pace import seconds
 from harness.sources import ROOT
 
-FEW = {"cast": [sources.instance("cast", DTYPES["float32"], DTYPES["float16"])],
+FEW = {"scale": [sources.instance("scale", "divide", DTYPES["float16"])],
        "copy": [sources.instance("copy", 1), sources.instance("copy", 16)]}
 
 
@@ -46,7 +46,7 @@ def test_what_is_compiled_is_cached_with_its_registers(capsys, release, store):
     first = [line.split() for line in lines]
     assert code == 0
     assert first[0] == ["arch", "kernels", "count", "cached", "CPU", "s", "registers", "spills"]
-    assert [row[:4] for row in first[1:5]] == [["sm_80", "cast", "1", "0"], ["sm_90", "cast", "1", "0"],
+    assert [row[:4] for row in first[1:5]] == [["sm_80", "scale", "1", "0"], ["sm_90", "scale", "1", "0"],
                                                ["sm_80", "copy", "2", "0"], ["sm_90", "copy", "2", "0"]]
     assert {row[-1] for row in first[1:5]} == {"0"}
     assert all(20 < int(row[-2]) <= 128 for row in first[1:5])
@@ -61,9 +61,9 @@ def test_a_failure_names_kernel_compiler_and_line(capsys, monkeypatch, release):
     text = sources.text
     monkeypatch.setattr(sources, "text", lambda one: text(one) + "\n  unknown x;" * (one.entry != "copy_1"))
     code, lines = printed(capsys, "--arch", "sm_90", "-j", "1")
-    row = text(FEW["cast"][0]).count("\n") + 2
+    row = text(FEW["scale"][0]).count("\n") + 2
     assert code == 1
-    assert lines[3:5] == [f"cast_float32_float16 for sm_90 by NVRTC {release}: NVRTC at kernels.cu:{row}: identifier "
+    assert lines[3:5] == [f"scale_divide_float16 for sm_90 by NVRTC {release}: NVRTC at kernels.cu:{row}: identifier "
                           '"unknown" is undefined', "    unknown x;"]
     assert lines[5].startswith(f"copy_16 for sm_90 by NVRTC {release}: NVRTC at kernels.cu:")
     assert "1 compiled, 0 cached, 2 failed" in lines[-1]

@@ -6,7 +6,7 @@ import pytest
 
 from gpucoll.launch import regroup
 from gpucoll.transport import kvstore, ports
-from gpucoll.transport.connections import CHANGED, StoreError, digest
+from gpucoll.transport.connections import CHANGED, StoreError, keyed_digest
 from gpucoll.transport.process import PROCESS
 from gpucoll.transport.rendezvous import becomes
 from harness.pace import seconds
@@ -86,7 +86,7 @@ def test_a_newcomer_computes_the_token_of_the_ranks(port, proofs, token):
     """Nothing secret is sent. Where the ranks' secrets differ, no newcomer comes, and the ranks' own token counts."""
     offers = [[["127.0.0.1", 1], False, name, one] for name, one in zip("ab", proofs, strict=True)]
     ranks = regroup.membership(0, offers, regroup.Lineage("of the ranks", "secret"), "").lineage
-    assert (ranks.token, bool(regroup.proves(ranks))) == (digest(token, "a"), token == "secret")
+    assert (ranks.token, bool(regroup.proves(ranks))) == (keyed_digest(token, "a"), token == "secret")
     told = {"place": [2, 3, 0, "", "a", [0, 1], None, []]}
     connection = applicant(port, "name")
     ports.applicants(KEY, TOKEN).notify("name", told)

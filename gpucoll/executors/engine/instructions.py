@@ -39,32 +39,13 @@ from gpucoll.core.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.core.ops import EXACT_NAMES, Op
 from gpucoll.core.schedule import Schedule, Send
 from gpucoll.executors import CallRequest
+from gpucoll.executors.engine import tables
 from gpucoll.executors.engine.between_nodes import WireRoles
 from gpucoll.executors.engine.extension import library
 from gpucoll.executors.engine.neighbours import BUFFERS
-from gpucoll.executors.engine.tables import (
-    AGREE,
-    CACHE_LINE,
-    CALL,
-    END,
-    GIVEN,
-    INPUT,
-    OP_NAMES,
-    OPEN,
-    OPENING,
-    OUTPUT,
-    PRIVATE,
-    PUBLISH,
-    RECEIVE,
-    REDUCE,
-    RESULT,
-    SEND,
-    TAKE,
-    WAIT,
-)
 from gpucoll.plan import HALVES, PEER, Message, Plan, Reduction, Span
 
-CALLERS = (OUTPUT, RESULT)  # buffers that may be the caller's array; no instruction writes to GIVEN
+CALLERS = (tables.OUTPUT, tables.RESULT)  # buffers that may be the caller's array; no instruction writes to GIVEN
 Part = tuple[int, int, int]  # rank, buffer, offset in bytes (or a block's number, where blocks differ in length)
 # Opcode, peer, counter (of a CALL the number of the function), destination, bytes, sources, copies.
 Row = tuple[int, int, int, Part | None, int, tuple[Part, ...], tuple[Part, ...]]
@@ -113,14 +94,14 @@ class Writer:
     def rows(self) -> Iterator[Row]:
         """Yield the instructions of the plan, round by round."""
         if self._reads_given:
-            yield from self._moved(INPUT, GIVEN, self._shown)
+            yield from self._moved(tables.INPUT, tables.GIVEN, self._shown)
         if self._must_agree:
             yield from self._openings()
         if self._comparing is not None:
             yield self._called(self._comparing)
         for number, steps in enumerate(self._plan.rounds):
             if number:
-                yield _counter_row(PUBLISH, 2 * number)
+                yield _counter_row(tables.PUBLISH, 2 * number)
             sent = set[int]()
             for step in steps:
                 if isinstance(step, Message):
@@ -131,15 +112,15 @@ class Writer:
                 # report this rank's reads as done before waiting for its readers: the readers may wait for this rank.
                 if not sent.isdisjoint(step.after):
                     sent.clear()
-                    yield _counter_row(PUBLISH, 2 * number + 1)
+                    yield _counter_row(tables.PUBLISH, 2 * number + 1)
                 yield from self._wait(step)
                 yield from self._reduced(step)
         # The counter after the last round ends all waits for this rank's reads.
-        yield _counter_row(PUBLISH, 2 * len(self._plan.rounds))
+        yield _counter_row(tables.PUBLISH, 2 * len(self._plan.rounds))
         yield from self._agree()
         yield from self._end(list(self._under_way))
         if self._places:
-            yield from self._moved(RESULT, OUTPUT, self._used)
+            yield from self._moved(tables.RESULT, tables.OUTPUT, self._used)
         if self._request.collective == "exscan" and self._rank == 0:
             yield from self._filled()
 
@@ -160,37 +141,37 @@ class Writer:
                 continue
             left.remove(step.peer)
             # Longer data take a message of their own, after the greeting.
-            if self._bytes(step.span) <= OPENING:
+            if self._bytes(step.span) <= tables.OPENING:
                 self._greets.add(step.number)
                 if step.sends:
-                    yield OPEN, step.peer, 0, self._part(step.span), self._bytes(step.span), (), ()
+                    yield tables.OPEN, step.peer, 0, self._part(step.span), self._bytes(step.span), (), ()
 
     def _agree(self) -> Iterator[Row]:
         """Wait until all ranks are known to make this call, unless awaited before."""
         if self._must_agree:
             self._must_agree = False
-            yield _counter_row(AGREE, 0)
+            yield _counter_row(tables.AGREE, 0)
 
     def _filled(self) -> Iterator[Row]:
         """Fill the result of an exscan's first rank in Python, once the peers have read an input in the same place."""
         op, dtype, nbytes = self._request.op, self._request.dtype, self._request.sizes[1]
         value = numpy.empty(1, numpy_dtype(dtype.name))
         for (_, peer), counter in self.readers.items():
-            yield _counter_row(WAIT, counter, peer)
+            yield _counter_row(tables.WAIT, counter, peer)
         assert op is not None
         if nbytes:
             HOST.fill_identity(op, value, dtype)
             yield self._called(lambda place: numpy.copyto(at(place, nbytes).view(value.dtype), value),
-                               (self._rank, RESULT, 0), nbytes)
+                               (self._rank, tables.RESULT, 0), nbytes)
 
     def _moved(self, to: int, source: int, chunks: set[int]) -> Iterator[Row]:
         """Copy the chunks between a buffer and the caller's array, each run of neighbours at once."""
-        layout = self._plan.layouts.input if to == INPUT else self._plan.layouts.output
+        layout = self._plan.layouts.input if to == tables.INPUT else self._plan.layouts.output
         for first in sorted(one for one in chunks if one - 1 not in chunks):
             end = next(one for one in itertools.count(first) if one not in chunks)
             start, stop = (layout.start(one) * self._width for one in (first, end))
             if start < stop:
-                yield REDUCE, 0, 0, (self._rank, to, start), stop - start, ((self._rank, source, start),), ()
+                yield tables.REDUCE, 0, 0, (self._rank, to, start), stop - start, ((self._rank, source, start),), ()
 
     def fused(self) -> Iterator[Row]:
         """Yield the instructions of a two_shot all-reduce in one pass, in place of `rows`.
@@ -205,7 +186,7 @@ class Writer:
         self.readers = {(name, peer): 2 for name in ("input", "output") for peer in self.peers}
         copies = tuple((step.peer, *self._part(step.span)[1:]) for step in second if isinstance(step, Message))
         yield from self._reduced(forms[0]._replace(dst=forms[-1].dst), copies)
-        yield from (_counter_row(PUBLISH, 2), *(_counter_row(WAIT, 2, peer) for peer in self.peers))
+        yield from (_counter_row(tables.PUBLISH, 2), *(_counter_row(tables.WAIT, 2, peer) for peer in self.peers))
 
     def _wait(self, form: Reduction) -> Iterator[Row]:
         """Await the counters and messages needed by `form`, unless awaited before."""
@@ -216,7 +197,7 @@ class Writer:
         for peer, counter in (*sources, *(self._counters[number] for number in after if number in self._counters)):
             if counter > self._passed.get(peer, 0):
                 self._passed[peer] = counter
-                yield _counter_row(WAIT, counter, peer)
+                yield _counter_row(tables.WAIT, counter, peer)
         yield from self._end(after)
 
     def _end(self, numbers: Iterable[int]) -> Iterator[Row]:
@@ -228,9 +209,9 @@ class Writer:
             if number in self._greets:
                 part = self._part(message.span)
                 yield from self._agree() if part[1] in CALLERS else ()
-                yield TAKE, message.peer, 0, part, nbytes, (), ()
+                yield tables.TAKE, message.peer, 0, part, nbytes, (), ()
             else:
-                yield END, message.peer, self._begun[number], None, nbytes, (), ()
+                yield tables.END, message.peer, self._begun[number], None, nbytes, (), ()
 
     def _reduced(self, form: Reduction, copies: tuple[Part, ...] = ()) -> Iterator[Row]:
         nbytes, op, where = self._bytes(form.dst), self._request.op, self._part(form.dst)
@@ -240,16 +221,16 @@ class Writer:
         if where[1] in CALLERS:
             yield from self._agree()
         if op is None or not op.expression or len(sources) == 1:
-            yield REDUCE, 0, 0, where, nbytes, sources, copies
+            yield tables.REDUCE, 0, 0, where, nbytes, sources, copies
             return
         here, used = [], self._kept
         for source in sources:
             here.append(source)
             # Python's functions read only this rank's memory: have the engine fetch a peer's part first.
             if source[0] != self._rank:
-                here[-1] = self._rank, PRIVATE, used
-                yield REDUCE, 0, 0, here[-1], nbytes, (source,), ()
-                used += -(-nbytes // CACHE_LINE) * CACHE_LINE
+                here[-1] = self._rank, tables.PRIVATE, used
+                yield tables.REDUCE, 0, 0, here[-1], nbytes, (source,), ()
+                used += -(-nbytes // tables.CACHE_LINE) * tables.CACHE_LINE
         self.private_bytes = max(self.private_bytes, used)
         yield from self._agree()
         yield self._called(_combining(op, self._request.dtype, nbytes), where, nbytes, tuple(here))
@@ -271,23 +252,23 @@ class Writer:
         # A message of an unlike call could be longer than the room for it. The data of greetings are kept apart.
         yield from self._agree()
         self._begun[number] = len(self._begun)
-        yield SEND if sends else RECEIVE, peer, self._begun[number], self._part(span), nbytes, (), ()
+        yield tables.SEND if sends else tables.RECEIVE, peer, self._begun[number], self._part(span), nbytes, (), ()
 
     def _called(self, function: Callable[..., Any], to: Part | None = None, nbytes: int = 0,
                 sources: tuple[Part, ...] = ()) -> Row:
         self.calls.append(function if to is not None else lambda _: function())
-        return CALL, 0, len(self.calls) - 1, to, nbytes, sources, ()
+        return tables.CALL, 0, len(self.calls) - 1, to, nbytes, sources, ()
 
     def _bytes(self, span: Span) -> int:
         return (span.stop - span.start) * self._width
 
     def _part(self, span: Span, is_read: bool = False) -> Part:
         if span.buffer in HALVES:
-            return self._rank, PRIVATE, span.start * self._width
+            return self._rank, tables.PRIVATE, span.start * self._width
         if span.buffer == "input" and is_read and self._reads_given:
-            return self._rank, GIVEN, span.start * self._width
+            return self._rank, tables.GIVEN, span.start * self._width
         if span.buffer == "output" and self._places and self._used.isdisjoint(_chunks(span)):
-            return self._rank, RESULT, span.start * self._width
+            return self._rank, tables.RESULT, span.start * self._width
         if span.buffer != PEER:
             return self._rank, BUFFERS.index(span.buffer), span.start * self._width
         # If blocks differ in length, this rank does not know the peer's offsets. The part then holds the block's
@@ -331,7 +312,7 @@ def _counter_row(opcode: int, counter: int, peer: int = 0) -> Row:
 def numbers_of(op: Op, dtype: Dtype) -> tuple[int, int]:
     """Return dtype and op by the engine's numbers; the op is -1 if NumPy combines."""
     name = "sum" if op.factor is not None and op.name not in EXACT_NAMES else op.name
-    return list(DTYPES).index(dtype.name), OP_NAMES.index(name) if name in OP_NAMES else -1
+    return list(DTYPES).index(dtype.name), tables.OP_NAMES.index(name) if name in tables.OP_NAMES else -1
 
 
 def combine(op: Op, dtype: Dtype, to: Array, rows: Sequence[Array]) -> None:

@@ -27,17 +27,8 @@ from gpucoll.device.launch import WORD, Enqueue, StreamOrder, Workspace
 from gpucoll.device.sources import IN_PACKETS, UNIT_TYPES, Instance, instance, is_switched, reducing
 from gpucoll.errors import CollectiveTimeout, UsageError
 from gpucoll.executors import Call, CallLauncher, CallRequest, Executor
+from gpucoll.executors.peer import tables
 from gpucoll.executors.peer.memory import Handshake, SymmetricMemory
-from gpucoll.executors.peer.tables import (
-    GROUP_WORDS,
-    NO_PLACES,
-    ROW,
-    WAIT_NAMES,
-    Places,
-    Program,
-    program,
-    tables,
-)
 from gpucoll.plan import Plan, Ragged
 from gpucoll.progress.operations import Operation
 from gpucoll.progress.waits import Progress
@@ -56,7 +47,7 @@ SHORTEST = 1 << 14
 FOLD_ALL, FOLD_SHARE = "fold_all", "fold_share"  # kernels: a rank reduces all elements, or its share
 SWITCH_SHARE, SWITCH_GATHER = "multimem_share", "multimem_gather"  # kernels: the NVLink switch reduces, or writes
 # Places equal on every rank, and never used: in kernel `FOLD_ALL` no rank reads another rank's result.
-NO_MATTER = Places(1)
+NO_MATTER = tables.Places(1)
 
 
 class PeerCall(Call):
@@ -168,7 +159,7 @@ class PeerCall(Call):
         if self._kernel in IN_PACKETS:
             arguments = heap.packets(source, target, count, nan_bytes)
             words = -(-request.nbytes // WORD)
-            wanted = words if self._kernel == PACKETS else ROW * -(-words // GROUP_WORDS)
+            wanted = words if self._kernel == PACKETS else tables.ROW * -(-words // tables.GROUP_WORDS)
             blocks, threads = packet_grid(wanted, self._handshake.room.channels, threads)
         elif self._kernel == SWITCH_GATHER:
             count //= self._handshake.room.ranks
@@ -179,13 +170,13 @@ class PeerCall(Call):
             arguments = heap.shots(source, target, count, *places, nan_bytes, multicast)
         # In place, the result of `FOLD_ALL` would overwrite an input still read by other ranks: then inputs are staged.
         else:
-            inputs = NO_PLACES if source == target else self._places(source)
+            inputs = tables.NO_PLACES if source == target else self._places(source)
             arguments = heap.shots(source, target, count, inputs, NO_MATTER, nan_bytes)
         return [self._device.kernels.launcher(self._instance)(blocks, threads, arguments)]
 
-    def _places(self, start: int) -> Places:
+    def _places(self, start: int) -> tables.Places:
         symmetric = self._peer.symmetric
-        return NO_PLACES if symmetric is None else symmetric.places(start, self.request.nbytes)
+        return tables.NO_PLACES if symmetric is None else symmetric.places(start, self.request.nbytes)
 
     def _walk(self, source: int, target: int, stream: Stream) -> list[Enqueue]:
         request, width, channels = self.request, self.request.dtype.itemsize, self._channels()
@@ -215,11 +206,11 @@ class PeerCall(Call):
         return self._blocks()
 
     @functools.cached_property
-    def _program(self) -> tuple[Program, dict[str, int], Any]:
+    def _program(self) -> tuple[tables.Program, dict[str, int], Any]:
         """The program of the plan, the addresses of its tables, and their memory."""
-        made = program(self._plan, self._plan.layouts, self._channels(), self.request.dtype.itemsize,
-                       empty=self.request.collective == "barrier")
-        rows = {name: table.view(numpy.uint8).reshape(-1) for name, table in tables(made.steps).items()}
+        made = tables.program(self._plan, self._plan.layouts, self._channels(), self.request.dtype.itemsize,
+                              empty=self.request.collective == "barrier")
+        rows = {name: table.view(numpy.uint8).reshape(-1) for name, table in tables.tables(made.steps).items()}
         padded = [numpy.pad(row, (0, -row.nbytes % WORD)) for row in rows.values()]
         starts = [0, *itertools.accumulate(row.nbytes for row in padded)]
         there = self._handshake.memory.upload(numpy.concatenate(padded))
@@ -273,7 +264,7 @@ class PeerExecutor(Executor):
         """Raise CollectiveTimeout if a kernel has given up waiting for another rank."""
         control = self._handshake.control
         if control["where"]:
-            what, peer = WAIT_NAMES[int(control["where"])], int(control["peer"])
+            what, peer = tables.WAIT_NAMES[int(control["where"])], int(control["peer"])
             raise CollectiveTimeout(f"a kernel waited {self._timeout:g} s for a {what} from rank {peer}; is every rank "
                                     "in the same call, with the same shape, dtype and algorithm? timeout= sets the "
                                     "deadline", ranks=(peer,))
