@@ -184,16 +184,17 @@ class PointToPoint:
     @functools.cached_property
     def exchange(self) -> Callable[..., Any]:
         """The engine's function for blocking messages: inside a node by the engine itself, else by the carrier."""
-        engine = self._core.calls.host_engine()
+        carrier, engine = self.carrier, self._core.calls.host_engine()
         if engine is None:
             return not_known
-        engine.bind_points(self.carrier, self.carrier is not self._core.link.points, MAX_MESSAGE)
+        engine.bind_points(carrier, carrier is not self._core.link.points, MAX_MESSAGE)
         return engine.exchange
 
     @property
     def board(self) -> Any:
         """Where the ranks of a node show each other their waits for messages: the engine, or None."""
-        return None if self.carrier is self._core.link.points else self._core.calls.host_engine()
+        is_here = self.exchange is not not_known and self.carrier is not self._core.link.points
+        return self._core.calls.engine if is_here else None
 
     def seen(self, source: int | None, tag: int | None) -> ProbeResult | None:
         """Return a message ready to be received, or None; `source` and `tag` None mean any rank and any tag."""
