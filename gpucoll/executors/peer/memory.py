@@ -147,17 +147,20 @@ class Handshake:
             self.unavailable_reason = self.unavailable_reason or \
                 f"rank {failed[0]} cannot reach the memory of every other rank"
         elif self._between_processes and self._device.asynchronous:
-            everybody = yield from self._exchange((yield from self._lost(slabs)))
-            lost = sorted(sorted((rank, other)) for rank, row in enumerate(everybody)
-                          for other in range(self._place.size) if row[other])
-            if lost:
-                self.unavailable_reason = (
-                    f"data that ranks {lost[0][0]} and {lost[0][1]} exchange in each other's memory do not arrive, "
-                    "although it opens; an IOMMU or ACS between their GPUs is the usual reason")
+            self.unavailable_reason = yield from self._loss(slabs)
         # Ranks sharing a GPU have no common multicast memory.
         if self.unavailable_reason is None and self._place.size > 1 and not self.ranks_share_gpu:
             yield from self._switch(by_fabric=True)
         self._open = True
+
+    def _loss(self, slabs: Sequence[int]) -> Generator[Pending, None, str | None]:
+        """Return why the memory of the ranks cannot be used although it opens, or None; collective."""
+        everybody = yield from self._exchange((yield from self._lost(slabs)))
+        lost = sorted(sorted((rank, other)) for rank, row in enumerate(everybody)
+                      for other in range(self._place.size) if row[other])
+        return None if not lost else (
+            f"data that ranks {lost[0][0]} and {lost[0][1]} exchange in each other's memory do not arrive, "
+            "although it opens; an IOMMU or ACS between their GPUs is the usual reason")
 
     def _lost(self, slabs: Sequence[int]) -> Generator[Pending, None, list[bool]]:
         """Return for every rank whether data exchanged with this rank through the slabs are lost.
