@@ -39,6 +39,7 @@ SHARED = {"GPUCOLL_SHARE_GPU": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on one GPU: no stream is queued behind another stream
 BENCH = ("--device=cuda", "--progress=off")
 CONTESTANTS = {"": "ring,tree,native", "peer ": "one_shot,two_shot,ring"}  # by NCCL, and by the peer executor
+GRAPHS = [["-b", "8", "-f", "8", "-e", "8K", "-G", "20"]]  # small sizes
 CHECKED = 64  # MiB of the largest messages checked on the host
 LOST = 5.0  # seconds for a part to end by itself
 OBSERVED = ("--query-gpu=utilization.gpu,memory.used,clocks.sm,clocks.mem,clocks_event_reasons.active",
@@ -80,18 +81,17 @@ PARTS = (
     Part("PyTorch", 180, "PyTorch's tensors and streams, and torch.distributed on GPU tensors"),
     Part("strategies", 300, "data parallel, ZeRO, parameter servers, compression and layouts, on one GPU and on all"),
     Part("compute-sanitizer", 450, "the kernels under NVIDIA's memcheck"),
-    Part("benchmark", 400, "all-reduces by size: over NCCL's messages, NCCL's own, and the peer executor's"),
+    Part("benchmark", 490, "all-reduces by size: over NCCL's messages, NCCL's own, and the peer executor's"),
     Part("host time", 120, "how long the host is busy with one call, of a lone rank and of two"),
-    Part("peer latency", 90, "small all-reduces in a CUDA graph"),
     Part("waits", 30, "which calls of CUDA and NCCL wait while another thread copies behind a busy stream"),
     Part("ncu", 60, "registers and share of the memory's peak of kernels that wait for no rank, by NVIDIA's profiler"),
 )
 # The parts of a run of less than 20 minutes, with their seconds: first what no GPU has shown yet.
 IN_HASTE = {"facts": 20, "waits": 20, "a killed rank": 80, "PyTorch": 90, "NCCL": 60, "peer": 80, "host time": 30,
-            "compute-sanitizer": 80, "ncu": 30, "peer latency": 40, "benchmark": 80, "kernels": 40, "graphs": 30,
+            "compute-sanitizer": 80, "ncu": 30, "benchmark": 120, "kernels": 40, "graphs": 30,
             "training": 40}
 MEASURED = ("facts", "contexts", "pairs", "collectives", "bandwidth", "benchmark", "host time",
-            "peer latency", "waits", "ncu")  # all findings are shown
+            "waits", "ncu")  # all findings are shown
 
 
 class Check:
@@ -188,7 +188,7 @@ def _run_part(name: str, gpus: int, options: argparse.Namespace, left: float) ->
         return benchmark(left, gpus, 4 * options.megabytes)
     if name in ("contexts", "pairs", "collectives"):
         return on_every_gpu(left, name, gpus, options.megabytes)
-    if name in ("facts", "bandwidth", "peer latency", "waits"):
+    if name in ("facts", "bandwidth", "waits"):
         return _own(left, name, options.megabytes)
     _need(gpus)
     with side_by_side(gpus, name in BY_PROCESSES) as variables:
@@ -234,7 +234,7 @@ def on_every_gpu(left: float, name: str, gpus: int, megabytes: int) -> list[Find
     if gpus < 2:
         raise Absent("there is one GPU")
     if name == "collectives":
-        return _benched(gpus, left, "all", 4 * megabytes, {"": "auto"})
+        return _benched(gpus, left, "all", {"": "auto"}, _sizes(4 * megabytes))
     return _own(left, name, megabytes, _mpiexec(gpus), "gpu_nodes")
 
 
@@ -281,27 +281,30 @@ def _trained(name: str, gpus: int, start: Sequence[str], left: float) -> Finding
 def benchmark(left: float, gpus: int, megabytes: int) -> list[Finding]:
     """Measure a rank on every GPU; on a single GPU two ranks, if NCCL permits, concurrently if there is MPS."""
     _need(gpus, "mpi4py")
+    sizes, part = _sizes(megabytes), left / (1 + (gpus < 2))
     with side_by_side(gpus) as variables:
-        found = _benched(max(gpus, 2), left / (1 + (gpus < 2)), "all_reduce", megabytes, CONTESTANTS, **variables)
+        found = _benched(max(gpus, 2), 0.8 * part, "all_reduce", CONTESTANTS, sizes, **variables)
+        found += _benched(max(gpus, 2), 0.2 * part, "all_reduce", {"peer in a graph ": "one_shot"}, GRAPHS, **variables)
     # Two ranks on one GPU may be refused: then a single rank counts.
     if gpus < 2 and all(one["status"] != PASSED for one in found):
         found = [one | {"status": MISSING} for one in found]
-        found += _benched(1, left / 2, "all_reduce", megabytes, CONTESTANTS)
+        found += _benched(1, left / 2, "all_reduce", CONTESTANTS, sizes)
     return found
 
 
-def _benched(ranks: int, left: float, test: str, megabytes: int, contestants: dict[str, str],
-             **variables: str) -> list[Finding]:
-    """Return the results of the benchmark `test` for each algorithm of each executor, by size.
+def _sizes(megabytes: int) -> list[list[str]]:
+    """Return the options for sizes up to `megabytes`. The largest are not checked: that takes minutes on the host."""
+    return [["-b", "1K", "-f", "16", "-e", f"{min(CHECKED, megabytes)}M"],
+            *([["-b", f"{megabytes}M", "-c", "0"]] if megabytes > CHECKED else [])]
 
-    The results of the largest messages are not checked: the check would take minutes on the host.
-    """
-    sizes = [["-b", "1K", "-f", "16", "-e", f"{min(CHECKED, megabytes)}M"],
-             *([["-b", f"{megabytes}M", "-c", "0"]] if megabytes > CHECKED else [])]
+
+def _benched(ranks: int, left: float, test: str, contestants: dict[str, str], sizes: list[list[str]],
+             **variables: str) -> list[Finding]:
+    """Return the results of the benchmark `test` for each algorithm of each executor, by size."""
     runs = list(itertools.product(sizes, contestants.items()))
     found: list[Finding] = []
     for size, (executor, algorithms) in runs:
-        chosen = {"GPUCOLL_EXECUTOR": executor.strip()} if executor else {}
+        chosen = {"GPUCOLL_EXECUTOR": executor.split()[0]} if executor else {}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "bench.json"
             _, wrong = run([*_mpiexec(ranks), sys.executable, "-m", "bench", test, *BENCH, *size,

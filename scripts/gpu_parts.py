@@ -6,7 +6,6 @@ findings so far.
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import json
 import os
@@ -26,9 +25,7 @@ PASSED, FAILED, MISSING, SHORT = "passed", "failed", "missing", "below target"
 SHARE = 0.9  # of the device's own copy bandwidth
 CALL_MICROSECONDS = 10.0  # of the host, for one eager all_reduce
 WAIT = 0.5  # seconds after which a call counts as waiting
-REPEATS, BURST, GRAPH = 15, 4, 20  # measurements, launches or calls per measurement, calls in a graph
-RANKS = (2, 4, 8)  # threads on one GPU, for the peer executor
-SMALL = (8, 64, 512, 1024, 4096, 8192)  # bytes
+REPEATS, BURST = 15, 4  # measurements, and calls per measurement
 PATIENCE = 60.0  # seconds
 
 Finding = dict[str, Any]
@@ -93,7 +90,7 @@ def bandwidth(megabytes: str) -> Iterator[Finding]:
         arrays = [cupy.zeros(int(megabytes) << 20, "uint8") for _ in range(3)]
         works = _works(device.kernels, arrays, stream)
         rates = _in_turn({name: nbytes for name, (nbytes, _) in works.items()},
-                         lambda name: _together(threading.Barrier(1), stream, works[name][1]))
+                         lambda name: _burst(stream, works[name][1]))
     own = rates.pop("device copy")
     yield finding("device copy", PASSED, gigabytes_per_second=round(own, 1))
     for name, rate in rates.items():
@@ -124,6 +121,16 @@ def _in_turn(nbytes: dict[str, float], seconds: Callable[[str], float]) -> dict[
     """Return GB/s by name: medians of alternating repeats, so that a slow moment affects all alike."""
     taken = [{name: seconds(name) for name in nbytes} for _ in range(REPEATS + 2)][2:]  # the first two warm up
     return {name: moved / statistics.median(one[name] for one in taken) / 1e9 for name, moved in nbytes.items()}
+
+
+def _burst(stream: Any, call: Callable[[], Any]) -> float:
+    """Return the seconds per call for a burst of calls."""
+    stream.synchronize()
+    began = time.perf_counter()
+    for _ in range(BURST):
+        call()
+    stream.synchronize()
+    return (time.perf_counter() - began) / BURST
 
 
 def host_time(_: str) -> Iterator[Finding]:
@@ -191,72 +198,8 @@ def waits(_: str) -> Iterator[Finding]:
         yield finding(name, PASSED, microseconds=taken)
 
 
-# ---------------------------------------------------------------- the peer executor: threads on one GPU
-
-
-def peer_latency(_: str) -> Iterator[Finding]:
-    """Measure the microseconds of a small all-reduce in a captured graph, and of a kernel that waits for no rank.
-
-    A GPU starts the kernels of all its ranks one after the other, so the second figure is a limit of the first.
-    """
-    for ranks in RANKS:
-        alone = _on_threads(ranks, lambda comm, met: _small(comm, met, 0))
-        yield finding(f"{ranks} ranks, a copy of 4 bytes", PASSED, microseconds=round(alone, 2))
-        for nbytes in SMALL:
-            taken = _on_threads(ranks, lambda comm, met, nbytes=nbytes: _small(comm, met, nbytes))  # type: ignore[misc]
-            yield finding(f"{ranks} ranks, {nbytes} bytes", PASSED, microseconds=round(taken, 2))
-
-
-def _on_threads(ranks: int, program: Callable[[Any, threading.Barrier], Any]) -> Any:
-    """Run `program` on each rank in its own thread; return rank 0's result, or raise the first error."""
-    import cupy
-
-    import gpucoll as gc
-
-    met = threading.Barrier(ranks, timeout=PATIENCE / 2)  # with a rank failed, the others still end in the part's time
-
-    def run(comm: Any) -> Any:
-        with cupy.cuda.Stream(non_blocking=True):
-            return program(comm, met)
-
-    return gc.run_local(run, ranks, timeout=PATIENCE, executor="peer")[0]
-
-
-def _small(comm: Any, met: threading.Barrier, nbytes: int) -> float:
-    """Return the microseconds of an all-reduce of `nbytes` bytes in a graph, or of this rank's own copy for 0 bytes."""
-    import cupy
-
-    from gpucoll import internal
-
-    x, stream = cupy.ones(max(nbytes // 4, 1), "float32"), cupy.cuda.get_current_stream()
-    out = cupy.empty_like(x)
-    plan = comm.plan("all_reduce", x, out, algorithm="one_shot")
-    kernels = internal.gpu_of(comm, "cuda").device.kernels
-    call = plan if nbytes else functools.partial(kernels.copy, x.data.ptr, out.data.ptr, 1, 4, stream)
-    plan()
-    call()
-    stream.begin_capture()
-    for _ in range(GRAPH):
-        call()
-    graph = stream.end_capture()
-    return statistics.median([_together(met, stream, graph.launch) for _ in range(REPEATS + 2)][2:]) / GRAPH * 1e6
-
-
-def _together(met: threading.Barrier, stream: Any, call: Callable[[], Any]) -> float:
-    """Return the seconds per call for a burst of calls begun by all ranks at about the same time."""
-    stream.synchronize()
-    met.wait()
-    began = time.perf_counter()
-    for _ in range(BURST):
-        call()
-    stream.synchronize()
-    met.wait()
-    return (time.perf_counter() - began) / BURST
-
-
 PARTS: dict[str, Callable[[str], Iterator[Finding]]] = {
-    "facts": facts, "cases": cases, "bandwidth": bandwidth, "host time": host_time, "peer latency": peer_latency,
-    "waits": waits}
+    "facts": facts, "cases": cases, "bandwidth": bandwidth, "host time": host_time, "waits": waits}
 
 
 def main(name: str, argument: str) -> None:

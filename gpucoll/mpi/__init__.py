@@ -4,8 +4,8 @@
     comm.Allreduce(x, y, op=MPI.MAX)
 
 Buffers are passed as in mpi4py. mpi4py itself handles user-defined datatypes and ops, point-to-point messages and
-nonblocking calls of host arrays, lower-case calls, windows, files, and all other methods. All ranks must pass buffers
-of the same kind, so that all use the same library.
+nonblocking calls of host arrays, lower-case calls, windows, files, and all other methods. Where a rank passes a derived
+datatype to a blocking call that moves data, mpi4py carries out the call on all ranks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from mpi4py import MPI
 from gpucoll import internal
 from gpucoll.communicator import Communicator
 from gpucoll.device.gpus import package
-from gpucoll.errors import ArgumentError, GpucollError
+from gpucoll.errors import ArgumentError, GpucollError, MismatchError
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import GivenOptions
-from gpucoll.mpi.buffers import MPI_OPS, NotOurs, blocks_of, fill, gpu_array, op_name, parts, plain, row
+from gpucoll.mpi.buffers import MPI_OPS, Derived, NotOurs, blocks_of, fill, gpu_array, op_name, parts, plain, row
 from gpucoll.mpi.requests import Request, fill_status
 
 __all__ = ["Comm", "Request"]
@@ -295,7 +295,10 @@ class Comm(MPI.Intracomm):
         if x is None:
             self._do("Bcast", buf, root)
         else:
-            self.comm.broadcast(x, root)
+            try:
+                self.comm.broadcast(x, root)
+            except MismatchError as error:
+                self._settle("Bcast", (buf, root), error)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Write the reduction of all ranks' `sendbuf` to every rank's `recvbuf`.
@@ -524,7 +527,10 @@ class Comm(MPI.Intracomm):
         if x is None or out is None or self.size * x.size != out.size:
             self._do("Allgather", sendbuf, recvbuf)
         else:
-            self.comm.all_gather(x, out)
+            try:
+                self.comm.all_gather(x, out)
+            except MismatchError as error:
+                self._settle("Allgather", (sendbuf, recvbuf), error)
 
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Write all ranks' `sendbuf` to the root's `recvbuf`.
@@ -570,7 +576,10 @@ class Comm(MPI.Intracomm):
         if x is None or (is_root and (out is None or self.size * x.size != out.size)):
             self._do("Gather", sendbuf, recvbuf, root)
         else:
-            self.comm.gather(x, out, root)
+            try:
+                self.comm.gather(x, out, root)
+            except MismatchError as error:
+                self._settle("Gather", (sendbuf, recvbuf, root), error)
 
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Write block i of the root's `sendbuf` to the `recvbuf` of rank i.
@@ -616,7 +625,10 @@ class Comm(MPI.Intracomm):
         if out is None or (is_root and (x is None or x.size != self.size * out.size)):
             self._do("Scatter", sendbuf, recvbuf, root)
         else:
-            self.comm.scatter(x, out, root)
+            try:
+                self.comm.scatter(x, out, root)
+            except MismatchError as error:
+                self._settle("Scatter", (sendbuf, recvbuf, root), error)
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         """Write block i of rank j's `sendbuf` to block j of rank i's `recvbuf`.
@@ -659,7 +671,10 @@ class Comm(MPI.Intracomm):
         if x is None or out is None or x.shape != out.shape or x.size % self.size:
             self._do("Alltoall", sendbuf, recvbuf)
         else:
-            self.comm.all_to_all(x, out)
+            try:
+                self.comm.all_to_all(x, out)
+            except MismatchError as error:
+                self._settle("Alltoall", (sendbuf, recvbuf), error)
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Write block i of the reduction of all ranks' `sendbuf` to the `recvbuf` of rank i.
@@ -916,13 +931,38 @@ class Comm(MPI.Intracomm):
             # An ArgumentError here is reported to the other ranks, which may already wait in the collective.
             with internal.refusing(self.comm):
                 call, deliver = getattr(self, "_" + name.lower())(*arguments)
+        except Derived:
+            return self._settle(name, arguments)
         except NotOurs:
-            getattr(super(), name)(*arguments)
-            return
-        done = call()
+            return getattr(super(), name)(*arguments)
+        try:
+            done = call()
+        except MismatchError as error:
+            return self._settle(name, arguments, error)
         if deliver is not None:
             deliver(done)
         self._finish(name, *arguments)
+
+    def _settle(self, name: str, arguments: tuple[Any, ...], error: MismatchError | None = None) -> None:
+        """Let mpi4py carry out a call on all ranks if one of them passes a derived datatype; else raise `error`.
+
+        A rank with a derived datatype, without `error`, tells the others. If they are in the call of gpucoll, all ranks
+        get a MismatchError, and ask each other again.
+        """
+        if self.comm.check == "off":  # calls are not compared
+            return getattr(super(), name)(*arguments)
+        last = error
+        for _ in range(1 if error else 2):
+            try:
+                found = internal.all_gather_metadata(self.comm, {"derived": error is None}, name)
+            except MismatchError as differs:
+                last = error or differs
+            else:
+                last = None if any(one["derived"] for one in found) else error
+                break
+        if last is not None:
+            raise last
+        return getattr(super(), name)(*arguments)
 
     def _deliver(self, name: str, deliver: Callable[[Any], Any], places: Any, came: Any) -> None:
         with contextlib.ExitStack() as entered:

@@ -47,6 +47,10 @@ class NotOurs(Exception):
     """The call goes to mpi4py, on all ranks."""
 
 
+class Derived(NotOurs):
+    """A datatype without a dtype. Other ranks may pass the same data by another datatype, which gpucoll serves."""
+
+
 def op_name(op: Any) -> str:
     """Return gpucoll's name of a predefined op; raise `NotOurs` for others."""
     try:
@@ -166,7 +170,7 @@ def _opened(data: Any, datatype: Any) -> Array:
         datatype = MPI.Datatype.fromcode(datatype)
     dtype = None if datatype is None else MPI_DTYPES.get(datatype.handle, (None, None))[1]
     if datatype is not None and dtype is None:
-        raise NotOurs
+        raise Derived
     known = plain(data)
     if known is not None and (dtype is None or dtype == known.dtype):
         return known

@@ -239,6 +239,37 @@ def as_mpi4py(mpi):
         comm.comm.close()
 
 
+def derived(mpi):
+    """Where a rank passes a derived datatype, mpi4py carries out the call on all ranks; wrong calls are refused."""
+    ours = gpucoll.mpi.Comm(mpi, timeout=seconds(60))
+    kinds = [(4, MPI.DOUBLE), (2, MPI.DOUBLE.Create_contiguous(2).Commit())]
+    x, blocks = numpy.arange(4.0) + 10 * mpi.rank, numpy.arange(4.0 * mpi.size) + 100 * mpi.rank
+    for some in ({*range(mpi.size)}, {0}, {mpi.size - 1}):
+        each, kind = kinds[mpi.rank in some]
+        parts = [each] * mpi.size, kind
+        for call in (lambda comm, y, out, each, kind, _: comm.Bcast([y, each, kind]),
+                     lambda comm, y, out, each, kind, _: comm.Gather([x, each, kind], [out, each, kind]),
+                     lambda comm, y, out, each, kind, _: comm.Allgather([x, each, kind], [out, each, kind]),
+                     lambda comm, y, out, each, kind, _: comm.Scatter([blocks, each, kind], [y, each, kind]),
+                     lambda comm, y, out, each, kind, _: comm.Alltoall([blocks, each, kind], [out, each, kind]),
+                     lambda comm, y, out, each, kind, parts: comm.Gatherv([x, each, kind], [out, *parts]),
+                     lambda comm, y, out, each, kind, parts: comm.Allgatherv([x, each, kind], [out, *parts]),
+                     lambda comm, y, out, each, kind, parts: comm.Scatterv([blocks, *parts], [y, each, kind]),
+                     lambda comm, y, out, each, kind, parts: comm.Alltoallv([blocks, *parts], [out, *parts])):
+            came = [[x.copy(), numpy.zeros(4 * mpi.size)] for _ in range(2)]
+            for comm, arrays in zip((mpi, ours), came, strict=True):
+                call(comm, *arrays, each, kind, parts)
+            assert all(map(numpy.array_equal, *came))
+    if mpi.size > 1:
+        with pytest.raises(gc.MismatchError):
+            ours.Bcast(numpy.zeros(3 + mpi.rank // (mpi.size - 1)))
+        with pytest.raises(gc.MismatchError):
+            ours.Bcast([x, *kinds[1]]) if mpi.rank else ours.Allgather(x, numpy.zeros(4 * mpi.size))
+        with pytest.raises(gc.MismatchError):
+            ours.Bcast([x, *kinds[1]]) if mpi.rank else ours.Gather([x, *kinds[1]], [numpy.zeros(8), *kinds[1]])
+    works(ours).comm.close()
+
+
 def kept(mpi):
     """One `Comm` for each communicator and options, until either is closed or freed."""
     ours = gpucoll.mpi.Comm(mpi, timeout=seconds(60))

@@ -19,7 +19,7 @@ def test_what_mpi4py_does(mpiexec, size):
     assert job.returncode == 0, job.stderr
 
 
-@pytest.mark.parametrize("program", ["others", "as_mpi4py", "kept"])
+@pytest.mark.parametrize("program", ["others", "as_mpi4py", "derived", "kept"])
 @pytest.mark.parametrize("size", often([1, 3], 3))
 def test_a_comm_is_one_of_mpi4py(mpiexec, size, program):
     job = mpiexec(size, sys.executable, "-c", f"{BY}mpi_calls.{program}(MPI.COMM_WORLD)", HERE, timeout=seconds(60))
