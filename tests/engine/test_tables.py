@@ -44,7 +44,7 @@ def test_a_permuted_table_changes_nothing(monkeypatch):
     assert changed != text
     monkeypatch.setattr(plans, "DTYPES", permuted[0])
     monkeypatch.setattr(instructions, "DTYPES", permuted[0])
-    monkeypatch.setattr(instructions, "OP_NAMES", permuted[1])
+    monkeypatch.setattr(tables, "OP_NAMES", permuted[1])
     with extension.serving(extension.built(changed)):
         on_threads(2, every_pair, executor="shared")
 
@@ -52,6 +52,6 @@ def test_a_permuted_table_changes_nothing(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.mutant
 def test_tables_that_differ_are_noticed(monkeypatch):
-    monkeypatch.setattr(instructions, "OP_NAMES", tables.OP_NAMES[::-1])
+    monkeypatch.setattr(tables, "OP_NAMES", tables.OP_NAMES[::-1])
     with pytest.raises((AssertionError, gc.GpucollError, ValueError)):
         on_threads(2, every_pair, executor="shared")

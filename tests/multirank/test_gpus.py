@@ -163,7 +163,7 @@ def test_groups_kernels_and_bytes(gpus, executor):
     """Each algorithm is one peer kernel; with NCCL, a group for each round of the cost formula, and its bytes."""
     names = algorithms("all_reduce", size=4, device="cuda")
     found = numpy.max(gpus("enqueued", 4, *names, env={"GPUCOLL_EXECUTOR": executor}), axis=0).tolist()
-    costs = [find("all_reduce", name).price(4, 1.0) for name in names]
+    costs = [find("all_reduce", name).price(4, 1.0, 1, (0,) * 4) for name in names]
     if executor == "peer":
         assert found == [[0, 1, 0]] * len(names)
         return
