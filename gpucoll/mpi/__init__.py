@@ -951,12 +951,14 @@ class Comm(MPI.Intracomm):
         """
         if self.comm.check == "off":  # calls are not compared
             return getattr(super(), name)(*arguments)
-        last = error
+        last: GpucollError | None = error
         for _ in range(1 if error else 2):
             try:
                 found = internal.all_gather_metadata(self.comm, {"derived": error is None}, name)
-            except MismatchError as differs:
-                last = error or differs
+            except GpucollError as failed:  # a rank that called something else may have ended meanwhile
+                last = error or failed
+                if not isinstance(failed, MismatchError):
+                    break
             else:
                 last = None if any(one["derived"] for one in found) else error
                 break
